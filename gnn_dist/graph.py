@@ -1,0 +1,470 @@
+"""A whole graph in memory: structure, features, labels and masks, validated once.
+
+Everything is NumPy, so that datasets and partitioners work (and refuse bad input) without
+loading torch.
+
+Layout: CSR whose rows are destinations.
+
+    edges  a->c  b->c  c->a          indptr  = [0, 1, 1, 3]
+                                     indices = [2, 0, 1]
+    row v lists the in-neighbours of v: row 0 (a) holds c; row 1 (b) nothing; row 2 (c) a and b
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gnn_dist.errors import GraphError
+
+__all__ = ["CSRFeatures", "Graph", "graph_from_edges"]
+
+Array = NDArray[Any]
+
+INT32_LIMIT = 2**31
+CHECK_CHUNK = 1 << 22  # elements looked at together by the checks, which so need little memory
+MASK_NAMES = ("train_mask", "val_mask", "test_mask")
+EDGE_NAMES = ("edge_id", "edge_weight", "edge_attr", "edge_type")
+
+
+@dataclass(frozen=True, eq=False)
+class CSRFeatures:
+    """Sparse node features (bag of words) in CSR.
+
+    Attributes:
+        indptr: int64 (N + 1,), offsets of the rows.
+        indices: int32 (nnz,), feature columns.
+        data: Floating (nnz,), or None when every stored value is one.
+        num_features: F, the number of columns.
+    """
+
+    indptr: Array
+    indices: Array
+    data: Array | None
+    num_features: int
+
+    def __post_init__(self) -> None:
+        _set(self, "indptr", _checked_indptr(self.indptr, len(self.indices), "x_indptr"))
+        _set(self, "indices", _as_index(self.indices, self.num_features, "x_indices"))
+        if self.data is not None:
+            if self.data.shape != self.indices.shape:
+                raise GraphError(
+                    f"x_data must have one value per index, got {self.data.shape} values for "
+                    f"{self.indices.shape} indices"
+                )
+            _set(self, "data", _as_float(self.data, "x_data"))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, F)."""
+        return len(self.indptr) - 1, self.num_features
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the values; float32 where they are implied ones."""
+        return np.dtype(np.float32) if self.data is None else self.data.dtype
+
+    def take(self, rows: Array) -> "CSRFeatures":
+        """Return the given rows, in the given order."""
+        indptr, position = csr_take(self.indptr, rows)
+        data = None if self.data is None else self.data[position]
+        return CSRFeatures(indptr, self.indices[position], data, self.num_features)
+
+    def to_dense(self) -> Array:
+        """Return a dense (N, F) copy; repeated columns of a row add up."""
+        dense = np.zeros(self.shape, self.dtype)
+        rows = np.repeat(np.arange(self.shape[0]), np.diff(self.indptr))
+        values = np.ones(len(self.indices), self.dtype) if self.data is None else self.data
+        np.add.at(dense, (rows, self.indices), values)
+        return dense
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """One homogeneous graph, checked when it is made and never changed afterwards.
+
+    Attributes:
+        indptr: int64 (N + 1,), offsets of the rows; a row is a destination.
+        indices: (E,), sources, ascending inside a row; int32 while N < 2^31, else int64.
+        x: Features, (N, F) of a floating dtype or `CSRFeatures`; None without features.
+        y: Labels: int64 (N,) with -1 for none, or bool (N, C) for several labels a node.
+        train_mask: bool (N,), or (N, S) for S official splits. `val_mask` and `test_mask` alike.
+        edge_id: int64 (E,), position of each edge in the user's edge list.
+        edge_weight: Floating (E,).
+        edge_attr: Floating (E, K).
+        edge_type: Integer (E,).
+        num_classes: C; found from `y` when not given.
+        name: The dataset's name, for messages and records.
+
+    Raises:
+        GraphError: An array has a wrong shape, dtype or value.
+
+    Example:
+        >>> graph = graph_from_edges([0, 1, 2], [2, 2, 0], num_nodes=3)
+        >>> graph.indptr.tolist(), graph.indices.tolist()
+        ([0, 1, 1, 3], [2, 0, 1])
+    """
+
+    indptr: Array
+    indices: Array
+    x: Array | CSRFeatures | None = None
+    y: Array | None = None
+    train_mask: Array | None = None
+    val_mask: Array | None = None
+    test_mask: Array | None = None
+    edge_id: Array | None = None
+    edge_weight: Array | None = None
+    edge_attr: Array | None = None
+    edge_type: Array | None = None
+    num_classes: int | None = None
+    name: str = field(default="graph", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _set(self, "indptr", _checked_indptr(self.indptr, len(self.indices), "indptr"))
+        _set(self, "indices", _as_index(self.indices, self.num_nodes, "indices"))
+        self._check_features()
+        self._check_labels()
+        for name in MASK_NAMES:
+            mask = getattr(self, name)
+            if mask is not None:
+                _set(self, name, _as_mask(mask, self.num_nodes, name))
+        self._check_masked_labels()
+        self._check_edge_data()
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """E, the number of directed edges (an undirected edge counts twice)."""
+        return len(self.indices)
+
+    @property
+    def num_features(self) -> int:
+        """F, 0 without features."""
+        return 0 if self.x is None else int(self.x.shape[1])
+
+    @property
+    def task(self) -> str | None:
+        """`multiclass`, `multilabel`, or None without labels."""
+        if self.y is None:
+            return None
+        return "multiclass" if self.y.ndim == 1 else "multilabel"
+
+    @property
+    def num_splits(self) -> int:
+        """How many official splits the masks hold; 0 without masks."""
+        if self.train_mask is None:
+            return 0
+        return 1 if self.train_mask.ndim == 1 else int(self.train_mask.shape[1])
+
+    @property
+    def in_degree(self) -> Array:
+        """int64 (N,), in-edges of each node."""
+        return np.diff(self.indptr)
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """Whether each edge u -> v has its u <- v, as often and with equal weight."""
+        import scipy.sparse
+
+        # Edge positions as values, so that copies of an edge are kept apart and ordered.
+        position = np.arange(self.num_edges)
+        shape = (self.num_nodes, self.num_nodes)
+        transpose = scipy.sparse.csr_array((position, self.indices, self.indptr), shape).tocsc()
+        if not np.array_equal(transpose.indptr, self.indptr):
+            return False
+        if not np.array_equal(transpose.indices, self.indices):
+            return False
+        if self.edge_weight is None:
+            return True
+        return np.array_equal(self.edge_weight[transpose.data], self.edge_weight)
+
+    def edges(self) -> tuple[Array, Array]:
+        """Return (src, dst), both (E,), in CSR order."""
+        dst = np.repeat(np.arange(self.num_nodes, dtype=self.indices.dtype), self.in_degree)
+        return self.indices, dst
+
+    def replace(self, **changes: Any) -> "Graph":  # noqa: ANN401 - any field
+        """Return a copy with some fields changed, checked again."""
+        return replace(self, **changes)
+
+    def _check_features(self) -> None:
+        if self.x is None:
+            return
+        if self.x.shape[0] != self.num_nodes or len(self.x.shape) != 2:
+            raise GraphError(
+                f"x must have shape (num_nodes={self.num_nodes}, F), got {tuple(self.x.shape)}"
+            )
+        if not isinstance(self.x, CSRFeatures):
+            _set(self, "x", _as_float(self.x, "x"))
+
+    def _check_labels(self) -> None:
+        if self.y is None:
+            return
+        y = np.asarray(self.y)
+        if y.ndim == 2 and y.shape[1] == 1:  # the Open Graph Benchmark's layout
+            y = y[:, 0]
+        if y.ndim not in (1, 2) or len(y) != self.num_nodes:
+            raise GraphError(
+                f"y must have shape (num_nodes={self.num_nodes},) or (num_nodes, C), got {y.shape}"
+            )
+        if y.ndim == 1:
+            y, found = _class_labels(y)
+        else:
+            y, found = _as_bool(y, "y with several labels a node"), y.shape[1]
+        classes = found if self.num_classes is None else self.num_classes
+        if found > classes or (y.ndim == 2 and found != classes):
+            where = int(np.argmax(y >= classes)) if y.ndim == 1 else 0
+            raise GraphError(
+                f"labels must lie in 0..{classes - 1} (num_classes={classes}), got "
+                f"{found - 1} at node {where}"
+            )
+        _set(self, "y", y)
+        _set(self, "num_classes", int(classes))
+
+    def _check_masked_labels(self) -> None:
+        if self.y is None or self.y.ndim != 1:
+            return
+        unlabelled = self.y < 0
+        for name in MASK_NAMES:
+            mask = getattr(self, name)
+            if mask is None:
+                continue
+            inside = mask if mask.ndim == 1 else mask.any(axis=1)
+            bad = np.flatnonzero(inside & unlabelled)
+            if len(bad):
+                raise GraphError(
+                    f"{name} must hold labelled nodes only, got {len(bad)} without a label, "
+                    f"the first node {bad[0]}"
+                )
+
+    def _check_edge_data(self) -> None:
+        for name in EDGE_NAMES:
+            values = getattr(self, name)
+            if values is None:
+                continue
+            if len(values) != self.num_edges:
+                raise GraphError(
+                    f"{name} must have one row per edge ({self.num_edges}), got {len(values)}"
+                )
+            if name in ("edge_weight", "edge_attr"):
+                _set(self, name, _as_float(values, name))
+        if self.edge_weight is not None and self.edge_weight.ndim != 1:
+            raise GraphError(f"edge_weight must be one-dimensional, got {self.edge_weight.shape}")
+        if self.edge_attr is not None and self.edge_attr.ndim == 1:
+            _set(self, "edge_attr", self.edge_attr[:, None])
+
+
+def graph_from_edges(
+    src: ArrayLike,
+    dst: ArrayLike,
+    *,
+    num_nodes: int | None = None,
+    symmetrize: bool = False,
+    **data: Any,  # noqa: ANN401 - the fields of Graph
+) -> Graph:
+    """Build a graph from an edge list.
+
+    Args:
+        src: Integer (E,), where each edge starts.
+        dst: Integer (E,), where it ends: dst aggregates from src.
+        num_nodes: N. Without it N is taken from `x` or `y` in `data`, then from the largest id.
+        symmetrize: Add the reverse of every edge and drop the copies this makes (and no other
+            repeats: none stay), so that the result is symmetric. Edge data goes with its edge.
+        **data: Other fields of `Graph`; edge data in the order of the edge list. `edge_id` is
+            filled in when there is edge data.
+
+    Returns:
+        The graph, each row's sources ascending, copies of an edge in the given order.
+
+    Raises:
+        GraphError: An edge has an end that is no node, or an array does not fit.
+    """
+    src_id, dst_id = _as_edge_ends(src, dst)
+    num_nodes = _infer_num_nodes(num_nodes, data, src_id, dst_id)
+    _check_ends(src_id, dst_id, num_nodes)
+    edge_data = {k: np.asarray(data.pop(k)) for k in EDGE_NAMES if data.get(k) is not None}
+    for name, values in edge_data.items():
+        if len(values) != len(src_id):
+            raise GraphError(
+                f"{name} must have one row per edge ({len(src_id)}), got {len(values)}"
+            )
+    if edge_data and "edge_id" not in edge_data:
+        edge_data["edge_id"] = np.arange(len(src_id), dtype=np.int64)
+    if symmetrize:
+        both_ways = np.concatenate([src_id, dst_id]), np.concatenate([dst_id, src_id])
+        order = _unique_edges(*both_ways, num_nodes)
+        src_id, dst_id = both_ways
+        edge_data = {k: np.concatenate([v, v])[order] for k, v in edge_data.items()}
+    else:
+        order = np.lexsort((src_id, dst_id))
+        edge_data = {k: v[order] for k, v in edge_data.items()}
+    counts = np.bincount(dst_id[order], minlength=num_nodes)
+    indptr = np.zeros(num_nodes + 1, np.int64)
+    np.cumsum(counts, out=indptr[1:])
+    return Graph(indptr, src_id[order], **edge_data, **data)
+
+
+def csr_take(indptr: Array, rows: Array) -> tuple[Array, Array]:
+    """Select rows of a CSR structure.
+
+    Args:
+        indptr: int64 (R + 1,).
+        rows: Integer (k,), rows to take, in this order.
+
+    Returns:
+        The new int64 indptr (k + 1,) and the int64 positions of the entries taken.
+    """
+    counts = indptr[rows + 1] - indptr[rows]
+    new_indptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(counts, out=new_indptr[1:])
+    position = np.arange(new_indptr[-1]) + np.repeat(indptr[rows] - new_indptr[:-1], counts)
+    return new_indptr, position
+
+
+def chunks(array: Array) -> Iterator[Array]:
+    """Yield consecutive row blocks of about `CHECK_CHUNK` elements."""
+    width = max(1, int(np.prod(array.shape[1:])))
+    step = max(1, CHECK_CHUNK // width)
+    for start in range(0, len(array), step):
+        yield array[start : start + step]
+
+
+def _set(instance: object, name: str, value: object) -> None:
+    object.__setattr__(instance, name, value)
+
+
+def _checked_indptr(indptr: Array, num_entries: int, name: str) -> Array:
+    indptr = np.asarray(indptr)
+    if indptr.ndim != 1 or len(indptr) == 0 or indptr.dtype.kind not in "iu":
+        raise GraphError(f"{name} must be a non-empty integer vector, got {_describe(indptr)}")
+    indptr = indptr.astype(np.int64, copy=False)
+    if indptr[0] != 0 or indptr[-1] != num_entries or np.any(np.diff(indptr) < 0):
+        raise GraphError(
+            f"{name} must rise from 0 to the number of entries ({num_entries}), got "
+            f"{indptr[0]}..{indptr[-1]}"
+        )
+    return indptr
+
+
+def _as_index(indices: Array, limit: int, name: str) -> Array:
+    indices = np.asarray(indices)
+    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+        raise GraphError(f"{name} must be an integer vector, got {_describe(indices)}")
+    if len(indices):
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= limit:
+            bad = high if high >= limit else low
+            raise GraphError(f"{name} must lie in 0..{limit - 1}, got {bad}")
+    return indices.astype(np.int32 if limit < INT32_LIMIT else np.int64, copy=False)
+
+
+def _as_float(values: Array, name: str) -> Array:
+    """Check that numbers are finite; integers and booleans become float32, floats stay."""
+    values = np.asarray(values)
+    if values.dtype.kind in "iub":
+        return values.astype(np.float32)
+    if values.dtype.kind != "f":
+        raise GraphError(f"{name} must hold numbers, got {_describe(values)}")
+    row = 0
+    for block in chunks(values):
+        finite = np.isfinite(block)
+        if not finite.all():
+            where = np.argwhere(~finite)[0]
+            raise GraphError(
+                f"{name} must be finite, got {block[tuple(where)]} in row {row + where[0]}: "
+                "replace or drop such values first"
+            )
+        row += len(block)
+    return values
+
+
+def _as_mask(mask: Array, num_nodes: int, name: str) -> Array:
+    mask = np.asarray(mask)
+    if mask.ndim not in (1, 2) or len(mask) != num_nodes:
+        raise GraphError(
+            f"{name} must have shape (num_nodes={num_nodes},) or (num_nodes, splits), got "
+            f"{mask.shape}"
+        )
+    return _as_bool(mask, name)
+
+
+def _as_bool(values: Array, name: str) -> Array:
+    if values.dtype.kind == "b":
+        return values
+    if values.dtype.kind in "iuf" and bool(np.isin(values, (0, 1)).all()):
+        return values.astype(bool)
+    raise GraphError(f"{name} must hold booleans or 0 and 1, got {_describe(values)}")
+
+
+def _class_labels(y: Array) -> tuple[Array, int]:
+    """Return int64 labels and the number of classes seen; NaN in a float vector means none."""
+    if y.dtype.kind == "f":
+        y = np.where(np.isnan(y), -1, y)
+        if not np.array_equal(y, np.floor(y)):
+            raise GraphError("y must hold whole class numbers, got fractions")
+    elif y.dtype.kind not in "iub":
+        raise GraphError(f"y must hold class numbers, got {_describe(y)}")
+    y = y.astype(np.int64, copy=False)
+    low = np.flatnonzero(y < -1)
+    if len(low):
+        raise GraphError(
+            f"labels must be class numbers from 0, or -1 for none, got {y[low[0]]} at node {low[0]}"
+        )
+    return y, int(y.max(initial=-1)) + 1
+
+
+def _describe(values: Array) -> str:
+    return f"shape {values.shape} of {values.dtype}"
+
+
+def _as_edge_ends(src: ArrayLike, dst: ArrayLike) -> tuple[Array, Array]:
+    ends = []
+    for name, values in (("src", src), ("dst", dst)):
+        array = np.asarray(values)
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
+            raise GraphError(f"{name} must be an integer vector, got {_describe(array)}")
+        ends.append(array.astype(np.int64, copy=False))
+    if len(ends[0]) != len(ends[1]):
+        raise GraphError(f"src and dst must be equally long, got {len(ends[0])} and {len(ends[1])}")
+    return ends[0], ends[1]
+
+
+def _infer_num_nodes(given: int | None, data: dict[str, Any], src: Array, dst: Array) -> int:
+    if given is not None:
+        return given
+    for name in ("x", "y", *MASK_NAMES):
+        if data.get(name) is not None:
+            values = data[name]
+            return int(values.shape[0]) if hasattr(values, "shape") else len(values)
+    return int(max(src.max(initial=-1), dst.max(initial=-1))) + 1
+
+
+def _check_ends(src: Array, dst: Array, num_nodes: int) -> None:
+    for values in (src, dst):
+        bad = np.flatnonzero((values < 0) | (values >= num_nodes))
+        if len(bad):
+            edge = int(bad[0])
+            raise GraphError(
+                f"edge {edge} ({src[edge]} -> {dst[edge]}) ends at a node that does not exist: "
+                f"ids must lie in 0..{num_nodes - 1} (num_nodes={num_nodes})"
+            )
+
+
+def _unique_edges(src: Array, dst: Array, num_nodes: int) -> Array:
+    """Return positions of the first copy of each edge, ordered by (dst, src)."""
+    order = np.lexsort((src, dst))
+    first = np.ones(len(order), bool)
+    first[1:] = (np.diff(src[order]) != 0) | (np.diff(dst[order]) != 0)
+    return order[first]
+
+
+def graph_fields() -> tuple[str, ...]:
+    """Names of all fields of `Graph`."""
+    return tuple(f.name for f in fields(Graph))
