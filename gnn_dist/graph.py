@@ -308,7 +308,8 @@ def graph_from_edges(
     counts = np.bincount(dst_id[order], minlength=num_nodes)
     indptr = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(counts, out=indptr[1:])
-    return Graph(indptr, src_id[order], **edge_data, **data)
+    data.update(edge_data)
+    return Graph(indptr, src_id[order], **data)
 
 
 def csr_take(indptr: Array, rows: Array) -> tuple[Array, Array]:
