@@ -1,0 +1,71 @@
+"""The command `gnn-dist`: parse, run, and turn errors into exit codes.
+
+0 done; 2 the input is wrong (one sentence, no traceback); 1 anything else.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+__all__ = ["main"]
+
+EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    Args:
+        argv: Words after the program's name; by default those of this process.
+    """
+    from gnn_dist.comm.detect import detect_launch
+    from gnn_dist.errors import GnnDistError, InputError
+
+    rank = 0
+    try:
+        rank = detect_launch(os.environ).rank
+        return _run(list(sys.argv[1:] if argv is None else argv), rank)
+    except InputError as error:
+        # All ranks refuse wrong input alike; one says so.
+        if rank == 0:
+            print(f"gnn-dist: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except GnnDistError as error:
+        print(f"gnn-dist: rank {rank}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_FAILED
+
+
+def _run(words: list[str], rank: int) -> int:
+    import tyro
+
+    from gnn_dist.cli import commands
+    from gnn_dist.cli.arguments import expand_arguments
+
+    logging.basicConfig(
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        format="%(message)s" if rank == 0 else f"rank {rank}: %(message)s",
+        stream=sys.stderr,
+    )
+    flags, dataset = expand_arguments(commands.with_resumed_config(words))
+    sub = tyro.conf.subcommand
+    command_type = (
+        Annotated[commands.Datasets, sub("datasets")]
+        | Annotated[commands.PartitionCommand, sub("partition")]
+        | Annotated[commands.Inspect, sub("inspect")]
+        | Annotated[commands.Train, sub("train")]
+        | Annotated[commands.Evaluate, sub("evaluate")]
+    )
+    command: commands.Command = tyro.cli(
+        command_type,
+        prog="gnn-dist",
+        description="Distributed training of graph neural networks on one large graph.",
+        args=flags,
+        console_outputs=rank == 0,
+        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+    )
+    environment = commands.Environment(os.environ.get("GNN_DIST_DATA"), dataset)
+    return command.run(environment)

@@ -1,0 +1,317 @@
+"""The commands, one dataclass each: its fields are its options.
+
+None of them loads torch before the input has been checked.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from tyro.conf import Positional
+
+from gnn_dist.cli.arguments import as_flags, load_yaml
+from gnn_dist.cli.tables import dataset_table, quality_table
+from gnn_dist.errors import ConfigError, ShardFormatError
+from gnn_dist.shard.format import META_FILE, Meta, read_meta, write_partition
+from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig
+
+__all__ = [
+    "Command",
+    "Datasets",
+    "Environment",
+    "Evaluate",
+    "Inspect",
+    "PartitionCommand",
+    "Train",
+    "with_resumed_config",
+]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a command knows beside its own options.
+
+    Attributes:
+        root: `GNN_DIST_DATA`, where datasets lie when `--root` does not say.
+        default_dataset: The dataset that a YAML file names.
+    """
+
+    root: str | None
+    default_dataset: str = ""
+
+
+class Command(Protocol):
+    """A parsed command."""
+
+    def run(self, environment: Environment) -> int:
+        """Do it; return the exit code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datasets:
+    """List the datasets that can be loaded, with their sizes."""
+
+    json: bool = False
+    """Print JSON."""
+
+    def run(self, environment: Environment) -> int:
+        """Print the table."""
+        del environment
+        from gnn_dist.datasets import list_datasets
+
+        print(dataset_table(list_datasets(), as_json=self.json))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Partitioning:
+    """Options of loading a dataset and partitioning it."""
+
+    method: Literal["metis", "random", "contiguous"] = "metis"
+    """Partitioner."""
+    balance: Literal["nodes", "edges"] = "edges"
+    """What parts have equally many of (metis, contiguous)."""
+    partition_seed: int = 0
+    """Of the partitioner."""
+    directed: bool = False
+    """Keep the direction of edges where the dataset has one (debian)."""
+    root: str = ""
+    """Folder of datasets; by default the environment variable GNN_DIST_DATA, then ./data."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the partitioner's options."""
+        if self.method == "random":
+            return {"seed": self.partition_seed}
+        if self.method == "contiguous":
+            return {"balance": self.balance}
+        return {"balance": self.balance, "seed": self.partition_seed}
+
+    def write(
+        self, dataset: str, num_parts: int, out: Path, root: str | None, overwrite: bool
+    ) -> Meta:
+        """Load, partition and write."""
+        from gnn_dist.datasets import load_dataset
+        from gnn_dist.partitioners import partition_graph
+
+        graph = load_dataset(dataset, self.root or root or "data", directed=self.directed)
+        partition = partition_graph(graph, num_parts, self.method, **self.options())
+        for note in partition.notes:
+            print(f"note: {note}", file=sys.stderr)
+        return write_partition(graph, partition, out, overwrite=overwrite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionCommand(_Partitioning):
+    """Split a dataset's graph in parts and write a partition folder.
+
+    Example: gnn-dist partition cora --parts 4 --method metis --out parts/cora
+    """
+
+    dataset: Positional[str] = ""
+    """Name of a dataset, or path of your own graph (edges.csv, a folder, ...)."""
+    parts: int
+    """Number of parts."""
+    out: str = ""
+    """Partition folder; by default parts/<dataset>-<parts>-<method>-<balance>."""
+    overwrite: bool = False
+    """Replace an existing partition folder."""
+
+    def run(self, environment: Environment) -> int:
+        """Write the folder and print its quality."""
+        dataset = _given(self.dataset or environment.default_dataset)
+        out = Path(self.out) if self.out else _default_folder(dataset, self.parts, self)
+        if out.exists() and not self.overwrite:
+            raise ShardFormatError(
+                f"{out} exists: choose another --out, or replace it with --overwrite"
+            )
+        meta = self.write(dataset, self.parts, out, environment.root, self.overwrite)
+        print(quality_table(meta, str(out)))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """Print what a partition folder holds and how good the partition is.
+
+    Example: gnn-dist inspect parts/cora
+    """
+
+    folder: Positional[str]
+    """Partition folder."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self, environment: Environment) -> int:
+        """Print the report."""
+        del environment
+        print(quality_table(read_meta(self.folder), self.folder, as_json=self.json))
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(TrainConfig, _Partitioning):
+    """Train a model on a partition folder, or on a dataset, which is partitioned first.
+
+    Examples: gnn-dist train parts/cora --ranks 4 --model gcn;
+    torchrun --nproc-per-node 4 -m gnn_dist train parts/cora; mpirun -n 4 gnn-dist train parts/cora;
+    srun gnn-dist train parts/cora --config run.yaml. Any option can also be written key=value.
+    """
+
+    dataset: Positional[str] = ""
+    """Partition folder, name of a dataset, or path of your own graph."""
+    ranks: int = 0
+    """Ranks to start on this machine; 0: as the launcher says, one without a launcher."""
+    parts: int = 0
+    """Parts to make of a dataset that is not partitioned yet; 0: one for each rank."""
+
+    def run(self, environment: Environment) -> int:
+        """Check the input, start the ranks, or be one of them."""
+        from gnn_dist.comm.detect import detect_launch
+
+        dataset = _given(self.dataset or environment.default_dataset)
+        launch = detect_launch(os.environ)
+        if self.ranks < 0 or self.parts < 0:
+            raise ConfigError(
+                f"ranks and parts must not be negative, got {self.ranks}, {self.parts}"
+            )
+        if self.ranks and launch.world_size > 1:
+            raise ConfigError(
+                f"--ranks {self.ranks} starts ranks, but this is one of {launch.world_size} that "
+                f"{launch.launcher} has started: leave --ranks out"
+            )
+        world_size = self.ranks or launch.world_size or 1
+        if world_size > 1 and launch.world_size <= 1:
+            folder = self.folder(dataset, world_size, environment)
+            self.check_folder(read_meta(folder), world_size)
+            return self.start_ranks(folder)
+        return self.be_a_rank(dataset, world_size, environment)
+
+    def folder(self, dataset: str, world_size: int, environment: Environment) -> Path:
+        """Return the partition folder of a dataset argument, made now if there is none."""
+        if (Path(dataset) / META_FILE).is_file():
+            return Path(dataset)
+        parts = self.parts or world_size
+        out = _default_folder(dataset, parts, self)
+        if (out / META_FILE).is_file():
+            print(f"using the partition in {out}", file=sys.stderr)
+            return out
+        print(f"partitioning {dataset} in {parts} parts: {out}", file=sys.stderr)
+        self.write(dataset, parts, out, environment.root, False)
+        return out
+
+    def check_folder(self, meta: Meta, world_size: int) -> None:
+        """Refuse, without torch, what the folder cannot do."""
+        meta.book.parts_of_rank(0, world_size)
+        if meta.task is None:
+            raise ConfigError(f"the dataset {meta.dataset!r} has no labels: put y beside the edges")
+        if meta.num_features == 0:
+            raise ConfigError(
+                f"the dataset {meta.dataset!r} has no features: put x beside the edges"
+            )
+        if meta.num_splits and self.split >= meta.num_splits:
+            raise ConfigError(
+                f"split must lie in 0..{meta.num_splits - 1} for {meta.dataset!r}, got "
+                f"{self.split}: change --split"
+            )
+
+    def start_ranks(self, folder: Path) -> int:
+        """Start the ranks on this machine and wait for them."""
+        from gnn_dist.launch.local import launch_ranks
+
+        argv = ["train", str(folder), *as_flags(self.config.to_dict())]
+        return launch_ranks(argv, self.ranks, backend=self.backend)
+
+    def be_a_rank(self, dataset: str, world_size: int, environment: Environment) -> int:
+        """Train as one rank."""
+        if (Path(dataset) / META_FILE).is_file():
+            # Every rank that sees the folder refuses it before it meets the others.
+            self.check_folder(read_meta(dataset), world_size)
+        from gnn_dist.cli.ranks import train
+
+        return train(self.config, lambda size: self.folder(dataset, size, environment))
+
+    @property
+    def config(self) -> TrainConfig:
+        """The options of the run itself."""
+        return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """Evaluate the best model of a run on the whole graph, on any number of ranks.
+
+    Example: gnn-dist evaluate runs/cora --ranks 4
+    """
+
+    run_folder: Positional[str]
+    """Run folder."""
+    parts: str = ""
+    """Partition folder; by default the one that the run was trained on."""
+    ranks: int = 0
+    """Ranks to start on this machine; 0: as the launcher says, one without a launcher."""
+    backend: Backend = "auto"
+    """Transport, as for train."""
+    timeout: float = 300.0
+    """Seconds to wait for another rank before giving up."""
+    json: bool = False
+    """Print JSON."""
+
+    def run(self, environment: Environment) -> int:
+        """Print the metric of every split."""
+        del environment
+        from gnn_dist.comm.detect import detect_launch
+
+        values = load_yaml(Path(self.run_folder) / CONFIG_FILE)
+        folder = self.parts or str(values.pop("dataset", ""))
+        values.pop("dataset", None)
+        changes = {"backend": self.backend, "timeout": self.timeout, "resume": ""}
+        try:
+            config = TrainConfig(**{**values, **changes})
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.run_folder}/{CONFIG_FILE} is of another version: {error}"
+            ) from error
+        meta = read_meta(folder)
+        launch = detect_launch(os.environ)
+        meta.book.parts_of_rank(0, self.ranks or launch.world_size or 1)
+        if self.ranks > 1 and launch.world_size <= 1:
+            from gnn_dist.launch.local import launch_ranks
+
+            options = {"parts": folder, "backend": self.backend, "timeout": self.timeout}
+            argv = ["evaluate", self.run_folder, *as_flags({**options, "json": self.json})]
+            return launch_ranks(argv, self.ranks, backend=self.backend)
+        from gnn_dist.cli.ranks import evaluate
+
+        return evaluate(config, folder, self.run_folder, as_json=self.json)
+
+
+def with_resumed_config(words: Sequence[str]) -> list[str]:
+    """Put the configuration of a run that is to be resumed before the other words of `train`."""
+    for i, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.lstrip("-") != "resume":
+            continue
+        run = value if equals else (words[i + 1] if i + 1 < len(words) else "")
+        if run and words[0] == "train":
+            return [words[0], "--config", str(Path(run) / CONFIG_FILE), *words[1:]]
+    return list(words)
+
+
+def _given(dataset: str) -> str:
+    if not dataset:
+        raise ConfigError("a dataset must be named: see `gnn-dist datasets`, or give a path")
+    return dataset
+
+
+def _default_folder(dataset: str, parts: int, options: _Partitioning) -> Path:
+    """Return parts/<dataset>-<parts>-<method>-..., where every option that matters shows."""
+    stem = Path(dataset).stem if Path(dataset).exists() else dataset.lower()
+    words = [re.sub(r"[^\w.-]+", "_", stem), str(parts), options.method]
+    words += [str(value) for value in options.options().values()]
+    if options.directed:
+        words.append("directed")
+    return Path("parts") / "-".join(words)

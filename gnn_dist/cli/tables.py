@@ -1,0 +1,77 @@
+"""What commands print: plain tables, or the same as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gnn_dist.datasets import DatasetInfo
+from gnn_dist.shard.format import Meta
+
+__all__ = ["dataset_table", "quality_table", "text_table"]
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return left-aligned columns, two spaces apart."""
+    table = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in table]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def dataset_table(infos: Sequence[DatasetInfo], *, as_json: bool) -> str:
+    """Return the table of datasets: name, N, E, F, C, source, licence."""
+    if as_json:
+        return json.dumps([asdict(info) for info in infos], indent=1)
+    header = ("name", "N", "E", "F", "C", "source", "licence")
+    rows = [
+        (
+            info.name,
+            f"{info.num_nodes:,}",
+            "?" if info.num_edges is None else f"{info.num_edges:,}",
+            f"{info.num_features:,}",
+            str(info.num_classes),
+            info.source,
+            info.licence,
+        )
+        for info in infos
+    ]
+    return text_table(header, rows)
+
+
+def quality_table(meta: Meta, folder: str, *, as_json: bool = False) -> str:
+    """Return what a partition folder holds and what its partition costs."""
+    if as_json:
+        return json.dumps(_quality_values(meta), indent=1)
+    quality = meta.quality
+    balance = quality["balance"]
+    options = " ".join(f"{k}={v}" for k, v in meta.partitioner["options"].items())
+    lines = [
+        f"{folder}: {meta.dataset}, {meta.num_nodes:,} nodes, {meta.num_edges:,} edges, "
+        f"{meta.num_features:,} features, {meta.num_classes or 0} classes",
+        f"{meta.num_parts} parts by {meta.partitioner['method']} {options}".rstrip(),
+        f"edge cut            {quality['edge_cut']:,} ({quality['edge_cut_fraction']:.1%})",
+        f"replication factor  {quality['replication_factor']:.3f}",
+        "max / mean          " + ", ".join(f"{k} {v:.3f}" for k, v in balance.items()),
+        *(f"note: {note}" for note in meta.partitioner["notes"]),
+        "",
+        _part_table(quality),
+    ]
+    return "\n".join(lines)
+
+
+def _part_table(quality: dict[str, Any]) -> str:
+    columns = {"nodes": "num_nodes", "edges": "num_edges", "halo": "num_halo", "train": "num_train"}
+    present = {title: quality[key] for title, key in columns.items() if quality[key] is not None}
+    rows = [
+        (str(part), *(f"{values[part]:,}" for values in present.values()))
+        for part in range(len(quality["num_nodes"]))
+    ]
+    return text_table(("part", *present), rows)
+
+
+def _quality_values(meta: Meta) -> dict[str, Any]:
+    values = asdict(meta)
+    for bulky in ("arrays", "structures"):
+        del values[bulky]
+    return values

@@ -1,0 +1,34 @@
+"""Reductions over ranks that gradients flow through."""
+
+import torch
+from torch import Tensor
+
+from gnn_dist.comm.transport import Transport
+
+__all__ = ["all_reduce_sum"]
+
+
+def all_reduce_sum(x: Tensor, transport: Transport) -> Tensor:
+    """Collective. Return the sum of `x` over all ranks, differentiably.
+
+    Every rank's loss may depend on the sum, so the gradient is the sum of all ranks' gradients: the
+    backward is the same reduction, and a collective too.
+    """
+    return _AllReduceSum.apply(x, transport)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """The sum over ranks is its own adjoint."""
+
+    @staticmethod
+    def forward(ctx, x, transport):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
+        ctx.transport = transport
+        out = x.clone()
+        transport.all_reduce(out).wait()
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
+        out = grad.clone(memory_format=torch.contiguous_format)
+        ctx.transport.all_reduce(out).wait()
+        return out, None

@@ -1,0 +1,223 @@
+"""From a partition folder to a shard with its plan, on every rank."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnn_dist.comm.transport import Transport
+from gnn_dist.comm.world import World
+from gnn_dist.errors import GnnDistError, ShardFormatError
+from gnn_dist.graph import MASK_NAMES, CSRFeatures
+from gnn_dist.ops.csr import CSR
+from gnn_dist.ops.spmm import SparseRows
+from gnn_dist.shard.format import read_meta
+from gnn_dist.shard.plan import HaloPlan
+from gnn_dist.shard.reader import ShardArrays, read_parts
+from gnn_dist.shard.shard import Shard
+from gnn_dist.shard.structure import Structure, degree_with_loop
+
+__all__ = ["build_plan", "exchange_rows", "induced_shard", "load_shard"]
+
+PLAN_CHANNEL = 0  # no layer's exchange is in flight while a plan is made or a shard is loaded
+
+
+def load_shard(folder: str | Path, world: World, *, verify: bool = True) -> Shard:
+    """Collective. Load this rank's parts and build the plan of their halo exchange.
+
+    Args:
+        folder: The partition folder. A rank reads `meta.json` and its own parts only.
+        world: The ranks; at most as many as parts.
+        verify: Compare every file with its SHA-256.
+
+    Returns:
+        The shard, on `world.device`.
+
+    Raises:
+        ShardFormatError: On every rank, if one rank finds its files missing or damaged.
+        PartitionError: There are more ranks than parts.
+    """
+    arrays: ShardArrays | None = None
+    error: GnnDistError | None = None
+    try:
+        parts = read_meta(folder).book.parts_of_rank(world.rank, world.world_size)
+        arrays = read_parts(folder, parts, verify=verify)
+    except GnnDistError as caught:
+        error = caught
+    world.raise_everywhere(error, f"loading {folder}")
+    if arrays is None:
+        raise ShardFormatError(f"{folder} could not be loaded")
+    _check_same_folder(arrays, world)
+    return shard_from_arrays(arrays, world.transport).to(world.device)
+
+
+def shard_from_arrays(arrays: ShardArrays, transport: Transport) -> Shard:
+    """Collective. Make a shard of arrays read from disk."""
+    num_owned = len(arrays.node_id)
+    owned = torch.arange(arrays.owned_start, arrays.owned_start + num_owned)
+    halo = _tensor(arrays.halo, torch.int64)
+    rank_ptr = arrays.meta.book.rank_ptr(transport.world_size)
+    plan = build_plan(owned, halo, rank_ptr, transport)
+    csr = CSR(
+        _tensor(arrays.indptr, torch.int64),
+        _tensor(arrays.indices, torch.int32),
+        num_owned + len(halo),
+    )
+    weight = arrays.edge.get("edge_weight")
+    edge_weight = None if weight is None else _tensor(weight)
+    edge_data = {k: _tensor(v) for k, v in arrays.edge.items() if k != "edge_weight"}
+    return Shard(
+        structure=_structure(csr, _tensor(arrays.node_id), edge_weight, plan, transport),
+        plan=plan,
+        meta=arrays.meta,
+        parts=arrays.parts,
+        global_id=torch.cat([owned, halo]),
+        features=_features(arrays),
+        y=_tensor(arrays.owned["y"]) if "y" in arrays.owned else None,
+        masks={k: _tensor(arrays.owned[k]) for k in MASK_NAMES if k in arrays.owned},
+        edge_data=edge_data,
+    )
+
+
+def build_plan(owned: Tensor, halo: Tensor, rank_ptr: np.ndarray, transport: Transport) -> HaloPlan:
+    """Collective. Tell each owner which of its rows this rank reads.
+
+    Args:
+        owned: int64 (n,), global ids of owned nodes, ascending.
+        halo: int64 (h,), global ids of halo nodes, ascending, each owned by another rank.
+        rank_ptr: int64 (world_size + 1,): rank r owns global ids `[rank_ptr[r], rank_ptr[r + 1])`.
+        transport: The ranks.
+
+    Raises:
+        ShardFormatError: On every rank, if a rank is asked for a node that it does not own.
+    """
+    recv_ptr = np.searchsorted(halo.numpy(), rank_ptr)
+    counts = torch.from_numpy(np.diff(recv_ptr).astype(np.int64))
+    asked = torch.empty_like(counts)
+    one_each = tuple(range(transport.world_size + 1))
+    transport.exchange(counts, one_each, asked, one_each, PLAN_CHANNEL).wait()
+    send_ptr = (0, *np.cumsum(asked.numpy()).tolist())
+    wanted = torch.empty(send_ptr[-1], dtype=torch.int64)
+    transport.exchange(halo, recv_ptr.tolist(), wanted, send_ptr, PLAN_CHANNEL).wait()
+    index = torch.searchsorted(owned, wanted).clamp_(max=max(0, len(owned) - 1))
+    missing = len(wanted) if len(owned) == 0 else int((owned[index] != wanted).sum())
+    if any(transport.all_gather_object(missing)):
+        raise ShardFormatError(
+            "every halo node must be owned by the rank that its id says; "
+            f"this rank lacks {missing} nodes that others read: partition the dataset again"
+        )
+    return HaloPlan(len(owned), index, send_ptr, tuple(recv_ptr.tolist()))
+
+
+def exchange_rows(rows: Tensor, plan: HaloPlan, transport: Transport) -> Tensor:
+    """Collective. Return the halo rows (h, ...) of some owned rows (n, ...), without gradients."""
+    received = rows.new_empty((plan.num_halo, *rows.shape[1:]))
+    transport.exchange(
+        rows.index_select(0, plan.send_index), plan.send_ptr, received, plan.recv_ptr, PLAN_CHANNEL
+    ).wait()
+    return received
+
+
+def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
+    """Collective. Return the shard of the subgraph that some nodes induce (for inductive training).
+
+    Args:
+        shard: The whole shard.
+        keep: bool (n,), owned nodes to keep.
+        transport: The ranks.
+
+    Returns:
+        A shard over fewer nodes: edges between kept nodes only, degrees counted in the subgraph,
+        original ids as before.
+    """
+    keep_all = torch.cat([keep, exchange_rows(keep, shard.plan, transport)])
+    csr = shard.structure.csr
+    edge = (keep_all[csr.indices.long()] & keep[csr.rows]).nonzero().squeeze(1)
+    owned, n = keep.nonzero().squeeze(1), shard.num_owned
+    # Of the halo only what kept edges read stays.
+    used = torch.zeros_like(keep_all)
+    used[csr.indices[edge].long()] = True
+    halo = n + used[n:].nonzero().squeeze(1)
+    local = torch.full_like(shard.global_id, -1)
+    local[torch.cat([owned, halo])] = torch.arange(len(owned) + len(halo), device=local.device)
+    counts = torch.bincount(local[csr.rows[edge]], minlength=len(owned))
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    sub_csr = CSR(indptr, local[csr.indices[edge].long()].int(), len(owned) + len(halo))
+    global_id = shard.global_id[torch.cat([owned, halo])]
+    rank_ptr = shard.meta.book.rank_ptr(transport.world_size)
+    plan = build_plan(
+        global_id[: len(owned)].cpu(), shard.global_id[halo].cpu(), rank_ptr, transport
+    )
+    plan = replace(plan, send_index=plan.send_index.to(keep.device))
+    weight = shard.edge_weight
+    return shard.replace(
+        structure=_structure(
+            sub_csr,
+            shard.node_id[owned],
+            None if weight is None else weight[edge],
+            plan,
+            transport,
+        ),
+        plan=plan,
+        global_id=global_id,
+        features=_take_features(shard.features, owned),
+        y=None if shard.y is None else shard.y[owned],
+        masks={name: mask[owned] for name, mask in shard.masks.items()},
+        edge_data={name: values[edge] for name, values in shard.edge_data.items()},
+    )
+
+
+def _structure(
+    csr: CSR, node_id: Tensor, weight: Tensor | None, plan: HaloPlan, transport: Transport
+) -> Structure:
+    degree = degree_with_loop(csr, weight)
+    return Structure(
+        csr=csr,
+        src_id=torch.cat([node_id, exchange_rows(node_id, plan, transport)]),
+        degree=torch.cat([degree, exchange_rows(degree, plan, transport)]),
+        edge_weight=weight,
+    )
+
+
+def _check_same_folder(arrays: ShardArrays, world: World) -> None:
+    meta = arrays.meta
+    mine = (meta.fingerprint, meta.node_ptr)
+    others = world.transport.all_gather_object(mine)
+    different = [rank for rank, other in enumerate(others) if other != others[0]]
+    if different:
+        raise ShardFormatError(
+            "all ranks must read parts of one partition, but rank 0 and rank "
+            f"{different[0]} have different ones: copy the same folder to both machines"
+        )
+
+
+def _features(arrays: ShardArrays) -> Tensor | SparseRows | None:
+    if arrays.x is None:
+        return None
+    if not isinstance(arrays.x, CSRFeatures):
+        return _tensor(arrays.x)
+    x = arrays.x
+    csr = CSR(_tensor(x.indptr, torch.int64), _tensor(x.indices, torch.int32), x.num_features)
+    return SparseRows(csr, torch.ones(csr.nnz) if x.data is None else _tensor(x.data))
+
+
+def _take_features(
+    features: Tensor | SparseRows | None, rows: Tensor
+) -> Tensor | SparseRows | None:
+    if features is None or isinstance(features, Tensor):
+        return None if features is None else features[rows]
+    keep = torch.zeros(features.csr.num_rows, dtype=torch.bool, device=rows.device)
+    keep[rows] = True
+    entries = keep[features.csr.rows].nonzero().squeeze(1)
+    counts = features.csr.counts[rows]
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    csr = CSR(indptr, features.csr.indices[entries], features.csr.num_cols)
+    return SparseRows(csr, features.values[entries])
+
+
+def _tensor(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+    """Copy an array, perhaps memory-mapped and read-only, into memory of our own."""
+    tensor = torch.from_numpy(np.array(values))
+    return tensor if dtype is None else tensor.to(dtype)

@@ -1,0 +1,197 @@
+"""Graph convolutions over `(x, block)`, equal to PyTorch Geometric's of the same name.
+
+Parameters have PyTorch Geometric's names and shapes, so that a `state_dict` goes either way.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnn_dist.errors import ConfigError
+from gnn_dist.halo.aggregate import REDUCES, aggregate, all_sources
+from gnn_dist.halo.block import Block
+from gnn_dist.nn.dropout import Dropout
+from gnn_dist.ops.softmax import edge_softmax
+from gnn_dist.ops.spmm import SparseRows
+
+__all__ = ["GATConv", "GCNConv", "GINConv", "SAGEConv", "linear"]
+
+Rows = Tensor | SparseRows
+
+
+def linear(x: Rows, weight: Tensor) -> Tensor:
+    """Return x @ weight.T for dense or sparse rows x (n, F) and weight (K, F)."""
+    return x.mm(weight.t()) if isinstance(x, SparseRows) else F.linear(x, weight)
+
+
+def dense(x: Rows) -> Tensor:
+    """Return rows as a dense tensor."""
+    return x.dense if isinstance(x, SparseRows) else x
+
+
+class GCNConv(nn.Module):
+    """Graph convolution with symmetric normalisation by the whole graph's degrees.
+
+    out = D^-1/2 (A + I) D^-1/2 X W + b; edge weights, where the graph has them, stand in A.
+
+    Source: "Semi-Supervised Classification with Graph Convolutional Networks" (Kipf, Welling),
+    arXiv 1609.02907, equation 2.
+
+    Args:
+        in_channels: Width of the input.
+        out_channels: Width of the output.
+        bias: Add a learned bias.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        nn.init.xavier_uniform_(self.lin.weight)
+
+    def forward(self, x: Rows, block: Block) -> Tensor:
+        """Collective. Map x (n, in_channels) to (n, out_channels)."""
+        hidden = linear(x, self.lin.weight)
+        weight = block.structure.gcn_weight.to(hidden.dtype)
+        out = aggregate(hidden, block, weight=weight, self_loops=True)
+        return out if self.bias is None else out + self.bias
+
+
+class SAGEConv(nn.Module):
+    """GraphSAGE: out = W_l reduce(x of in-neighbours) + b + W_r x.
+
+    Source: "Inductive Representation Learning on Large Graphs" (Hamilton, Ying, Leskovec),
+    arXiv 1706.02216, algorithm 1. Edge weights are not used.
+
+    Args:
+        in_channels: Width of the input.
+        out_channels: Width of the output.
+        aggr: `mean`, `sum` (also called `add`), `max` or `min`.
+        root_weight: Add the term W_r x.
+        bias: Add a learned bias.
+
+    Raises:
+        ConfigError: `aggr` is unknown.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        aggr: str = "mean",
+        root_weight: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.reduce = "sum" if aggr == "add" else aggr
+        if self.reduce not in REDUCES:
+            raise ConfigError(f"aggr must be one of {', '.join(REDUCES)}, got {aggr!r}")
+        self.lin_l = nn.Linear(in_channels, out_channels, bias=bias)
+        self.lin_r = nn.Linear(in_channels, out_channels, bias=False) if root_weight else None
+
+    def forward(self, x: Rows, block: Block) -> Tensor:
+        """Collective. Map x (n, in_channels) to (num_dst, out_channels)."""
+        weight, bias = self.lin_l.weight, self.lin_l.bias
+        narrows = weight.size(0) <= weight.size(1) or isinstance(x, SparseRows)
+        if self.reduce in ("sum", "mean") and narrows:
+            # Linear maps commute with sums: transform first where that makes rows shorter.
+            out = aggregate(linear(x, weight), block, reduce=self.reduce)
+        else:
+            out = F.linear(aggregate(dense(x), block, reduce=self.reduce), weight)
+        if bias is not None:
+            out = out + bias
+        if self.lin_r is None:
+            return out
+        own = x if x.size(0) == block.num_dst else dense(x)[: block.num_dst]
+        return out + linear(own, self.lin_r.weight)
+
+
+class GINConv(nn.Module):
+    """Graph isomorphism network: out = nn((1 + eps) x + sum of x of in-neighbours).
+
+    Source: "How Powerful are Graph Neural Networks?" (Xu, Hu, Leskovec, Jegelka),
+    arXiv 1810.00826, equation 4.1.
+
+    Args:
+        nn_module: What is applied to the sum.
+        eps: Initial eps.
+        train_eps: Learn eps.
+    """
+
+    def __init__(self, nn_module: nn.Module, *, eps: float = 0.0, train_eps: bool = False) -> None:
+        super().__init__()
+        self.nn = nn_module
+        self.eps: Tensor
+        value = torch.full((1,), eps)
+        if train_eps:
+            self.eps = nn.Parameter(value)
+        else:
+            self.register_buffer("eps", value)
+
+    def forward(self, x: Rows, block: Block) -> Tensor:
+        """Collective. Map x (n, in_channels) to nn's output for each destination."""
+        rows = dense(x)
+        out = aggregate(rows, block) + (1.0 + self.eps) * rows[: block.num_dst]
+        result: Tensor = self.nn(out)
+        return result
+
+
+class GATConv(nn.Module):
+    """Graph attention with self-loops.
+
+    Source: "Graph Attention Networks" (Velickovic et al.), arXiv 1710.10903, equations 3 to 6.
+
+    Args:
+        in_channels: Width of the input.
+        out_channels: Width of each head's output.
+        heads: Number of heads.
+        concat: Concatenate the heads' outputs; otherwise average them.
+        negative_slope: Of the leaky ReLU.
+        dropout: Probability of dropping an attention coefficient.
+        bias: Add a learned bias.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        heads: int = 1,
+        *,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.heads, self.concat, self.negative_slope = heads, concat, negative_slope
+        self.lin = nn.Linear(in_channels, heads * out_channels, bias=False)
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        width = heads * out_channels if concat else out_channels
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.attention_dropout = Dropout(dropout)
+        nn.init.xavier_uniform_(self.lin.weight)
+        for attention in (self.att_src, self.att_dst):
+            # Glorot over (heads, out_channels), the last two dimensions.
+            bound = math.sqrt(6.0 / (heads + out_channels))
+            nn.init.uniform_(attention, -bound, bound)
+
+    def forward(self, x: Rows, block: Block) -> Tensor:
+        """Collective. Map x (n, in_channels) to (n, heads * out_channels), or (n, out_channels)."""
+        rows = linear(x, self.lin.weight).view(-1, self.heads, self.att_src.size(2))
+        here = rows[: block.num_dst]
+        # Attention needs source rows themselves: all in-edges of a destination are on its rank,
+        # so the softmax over them is exact.
+        sources = all_sources(rows, block)
+        csr = block.structure.csr.with_self_loops.csr
+        score = (sources * self.att_src).sum(-1).index_select(0, csr.indices)
+        score = score + (here * self.att_dst).sum(-1).index_select(0, csr.rows)
+        alpha = edge_softmax(csr, F.leaky_relu(score, self.negative_slope))
+        if self.training and self.attention_dropout.p > 0.0:
+            alpha = self.attention_dropout(alpha, block.structure.edge_draw_ids(csr))
+        out = aggregate(sources, Block(block.structure), weight=alpha, self_loops=True)
+        out = out.flatten(1) if self.concat else out.mean(1)
+        return out if self.bias is None else out + self.bias

@@ -1,0 +1,68 @@
+"""Dropout by original id: the same masks for any number of ranks."""
+
+from torch import Tensor, nn
+
+from gnn_dist.errors import ConfigError
+from gnn_dist.ops.draws import DrawKey, dropout_by_id
+
+__all__ = ["Dropout", "set_step"]
+
+
+class Dropout(nn.Module):
+    """Drop elements by the id of their row; call `set_step` before each training step.
+
+    Args:
+        p: Probability of dropping an element.
+
+    Example:
+        >>> import torch
+        >>> layer = Dropout(0.5)
+        >>> set_step(layer, seed=0, step=1)
+        >>> ids = torch.tensor([7, 8])
+        >>> rows = layer(torch.ones(2, 4), ids)
+        >>> bool((layer(torch.ones(1, 4), ids[1:]) == rows[1:]).all())
+        True
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0.0 <= p <= 1.0:
+            raise ConfigError(f"dropout must lie in [0, 1], got {p}")
+        self.p = p
+        self.key: DrawKey | None = None
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Apply dropout in training mode.
+
+        Args:
+            x: (n, ...), rows.
+            ids: int64 (n,), original id of each row (or edge).
+
+        Raises:
+            ConfigError: `set_step` was never called.
+        """
+        if not self.training or self.p == 0.0:
+            return x
+        if self.key is None:
+            raise ConfigError(
+                "dropout draws by (seed, step, layer): call gd.nn.set_step(model, seed=..., "
+                "step=...) before each training step"
+            )
+        return dropout_by_id(x, ids, self.p, self.key)
+
+    def extra_repr(self) -> str:
+        """Show the probability."""
+        return f"p={self.p}"
+
+
+def set_step(model: nn.Module, *, seed: int, step: int) -> None:
+    """Tell every dropout of a model which draws come next.
+
+    Args:
+        model: A model; its `Dropout` modules are numbered in the order of `model.modules()`.
+        seed: The run's seed.
+        step: Optimiser steps so far (the epoch in full-batch training).
+    """
+    layers = [module for module in model.modules() if isinstance(module, Dropout)]
+    for site, layer in enumerate(layers):
+        layer.key = DrawKey(seed, step, site)

@@ -1,0 +1,82 @@
+"""Batch normalisation with the statistics of all ranks' nodes."""
+
+import torch
+from torch import Tensor, nn
+
+from gnn_dist.comm.transport import Transport
+from gnn_dist.halo.collectives import all_reduce_sum
+
+__all__ = ["BatchNorm", "global_batch_norm"]
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` over the nodes of all ranks; same parameters and `state_dict`.
+
+    Args:
+        num_features: Width of the rows.
+        transport: The ranks; None for the nodes at hand only.
+    """
+
+    def __init__(self, num_features: int, transport: Transport | None = None) -> None:
+        super().__init__(num_features)
+        self.transport = transport
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Collective. Normalise owned rows (n, num_features)."""
+        if not self.training or self.transport is None:
+            return super().forward(x)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return global_batch_norm(
+            x,
+            (self.running_mean, self.running_var),
+            (self.weight, self.bias),
+            momentum=self.momentum if self.momentum is not None else 0.1,
+            eps=self.eps,
+            transport=self.transport,
+        )
+
+
+def global_batch_norm(
+    x: Tensor,
+    running: tuple[Tensor | None, Tensor | None],
+    affine: tuple[Tensor | None, Tensor | None],
+    *,
+    momentum: float,
+    eps: float,
+    transport: Transport,
+) -> Tensor:
+    """Collective. Normalise rows by mean and variance over the rows of all ranks.
+
+    Args:
+        x: (n, F), rows of this rank; n may be 0.
+        running: Running mean and variance (F,), updated in place; None where not tracked.
+        affine: Weight and bias (F,), or None.
+        momentum: Weight of the new statistics.
+        eps: Added to the variance.
+        transport: The ranks.
+
+    Returns:
+        (n, F), differentiable; the backward is collective too.
+    """
+    count = torch.tensor([float(x.size(0))], dtype=torch.float64)
+    transport.all_reduce(count).wait()
+    total = max(count.item(), 1.0)
+    mean = all_reduce_sum(x.sum(0), transport) / total
+    centred = x - mean
+    # Two passes: the variance of centred values loses no digits to a large mean.
+    variance = all_reduce_sum(centred.square().sum(0), transport) / total
+    _update(running, mean.detach(), variance.detach() * (total / max(total - 1.0, 1.0)), momentum)
+    out = centred * (variance + eps).rsqrt()
+    weight, bias = affine
+    if weight is not None:
+        out = out * weight
+    return out if bias is None else out + bias
+
+
+def _update(
+    running: tuple[Tensor | None, Tensor | None], mean: Tensor, variance: Tensor, momentum: float
+) -> None:
+    for old, new in zip(running, (mean, variance), strict=True):
+        if old is not None:
+            old.mul_(1.0 - momentum).add_(new.to(old.dtype), alpha=momentum)

@@ -1,0 +1,1 @@
+"""Local operators on sparse structures and rows. Nothing here communicates."""

@@ -1,0 +1,320 @@
+"""The partition folder: the contract between the machine that partitions and those that train.
+
+    meta.json        format version, sizes, node_ptr, quality, and one row for every array
+    part-0000/       indptr.npy indices.npy halo.npy node_id.npy x.npy y.npy train_mask.npy ...
+
+Plain `.npy` files that a rank maps into memory, no pickles, a SHA-256 for each. A folder is written
+under a temporary name and renamed when it is complete, so a folder that exists is whole.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnn_dist.errors import InputError, PartitionError, ShardFormatError
+from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph, csr_take
+from gnn_dist.partition import Partition, PartitionBook, measure_quality
+
+__all__ = ["FORMAT_VERSION", "ArrayRow", "Meta", "part_name", "read_meta", "write_partition"]
+
+Array = NDArray[Any]
+
+FORMAT_VERSION = 1
+META_FILE = "meta.json"
+FEATURE_NAMES = ("x", "x_indptr", "x_indices", "x_data")
+
+
+@dataclass(frozen=True)
+class ArrayRow:
+    """One array of one part, as `meta.json` lists it.
+
+    Attributes:
+        name: What it is: `indptr`, `x`, `train_mask`, ...
+        file: Path inside the folder, `part-0003/x.npy`.
+        dtype: NumPy's name of the dtype.
+        shape: Its shape.
+        sha256: Hash of the whole file, hexadecimal.
+        rows: What its rows are: `owned`, `halo`, `edges`, or `other` (offsets, sparse values).
+    """
+
+    name: str
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+    rows: str
+
+
+@dataclass(frozen=True)
+class Meta:
+    """`meta.json`: everything about a partition folder but the arrays.
+
+    Attributes:
+        format_version: `FORMAT_VERSION` of the writer.
+        dataset: Name of the dataset.
+        fingerprint: Hash of the graph, the same for every partition of it.
+        num_nodes: N.
+        num_edges: E.
+        num_parts: P.
+        num_features: F, 0 without features.
+        num_classes: C, None without labels.
+        task: `multiclass`, `multilabel` or None.
+        num_splits: Official splits in the masks, 0 without masks.
+        node_ptr: Global ids `[node_ptr[p], node_ptr[p + 1])` belong to part p.
+        cut: `edge`: every in-edge of an owned node is in its part, once.
+        symmetric: Whether each edge has its reverse, as often and with equal weight.
+        partitioner: `method`, `options` and `notes` of the partition.
+        quality: `PartitionQuality.to_dict()`.
+        structures: Named indptr/indices pairs over the same ids.
+        arrays: One row for every array of every part.
+    """
+
+    format_version: int
+    dataset: str
+    fingerprint: str
+    num_nodes: int
+    num_edges: int
+    num_parts: int
+    num_features: int
+    num_classes: int | None
+    task: str | None
+    num_splits: int
+    node_ptr: tuple[int, ...]
+    cut: str
+    symmetric: bool
+    partitioner: dict[str, Any]
+    quality: dict[str, Any]
+    structures: tuple[dict[str, str], ...]
+    arrays: tuple[ArrayRow, ...]
+
+    @property
+    def book(self) -> PartitionBook:
+        """The partition book."""
+        return PartitionBook(np.array(self.node_ptr))
+
+    def arrays_of(self, part: int) -> dict[str, ArrayRow]:
+        """Return the rows of one part's arrays by name."""
+        prefix = part_name(part) + "/"
+        return {row.name: row for row in self.arrays if row.file.startswith(prefix)}
+
+
+def part_name(part: int) -> str:
+    """Return the folder name of a part."""
+    return f"part-{part:04d}"
+
+
+def write_partition(
+    graph: Graph, partition: Partition, out: str | Path, *, overwrite: bool = False
+) -> Meta:
+    """Write a partition folder.
+
+    Args:
+        graph: The graph; its arrays keep their dtypes.
+        partition: Its partition.
+        out: The folder to make. Its parents are made too.
+        overwrite: Replace an existing partition folder. Anything else is never replaced.
+
+    Returns:
+        What was written to `meta.json`.
+
+    Raises:
+        PartitionError: The partition is of another graph.
+        ShardFormatError: `out` exists and may not be replaced, or cannot be written.
+    """
+    out = Path(out)
+    quality = measure_quality(graph, partition)
+    _check_target(out, overwrite)
+    temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        rows = [
+            row
+            for part in range(partition.num_parts)
+            for row in _write_part(graph, partition, part, temporary)
+        ]
+        meta = Meta(
+            format_version=FORMAT_VERSION,
+            dataset=graph.name,
+            fingerprint=_fingerprint(graph),
+            num_nodes=graph.num_nodes,
+            num_edges=graph.num_edges,
+            num_parts=partition.num_parts,
+            num_features=graph.num_features,
+            num_classes=graph.num_classes,
+            task=graph.task,
+            num_splits=graph.num_splits,
+            node_ptr=tuple(partition.book.node_ptr.tolist()),
+            cut="edge",
+            symmetric=graph.is_symmetric,
+            partitioner={
+                "method": partition.method,
+                "options": partition.options,
+                "notes": list(partition.notes),
+            },
+            quality=quality.to_dict(),
+            structures=({"name": "edges", "indptr": "indptr", "indices": "indices"},),
+            arrays=tuple(rows),
+        )
+        (temporary / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
+        _move_into_place(temporary, out)
+    except OSError as error:
+        raise ShardFormatError(f"cannot write the partition folder {out}: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return meta
+
+
+def read_meta(folder: str | Path) -> Meta:
+    """Read and check `meta.json`.
+
+    Raises:
+        ShardFormatError: There is no such folder, it is no partition folder, it is of another
+            format version, or `meta.json` is damaged.
+    """
+    folder = Path(folder)
+    path = folder / META_FILE
+    if not path.is_file():
+        what = (
+            "is no partition folder (it has no meta.json)" if folder.exists() else "does not exist"
+        )
+        raise ShardFormatError(f"{folder} {what}: make one with `gnn-dist partition`")
+    try:
+        raw = json.loads(path.read_text())
+        version = raw.get("format_version")
+        if version != FORMAT_VERSION:
+            raise ShardFormatError(
+                f"{path} must be of format version {FORMAT_VERSION}, got {version}: partition the "
+                "dataset again with this version of gnn-dist"
+            )
+        raw["arrays"] = tuple(ArrayRow(**{**r, "shape": tuple(r["shape"])}) for r in raw["arrays"])
+        raw["structures"] = tuple(raw["structures"])
+        raw["node_ptr"] = tuple(int(v) for v in raw["node_ptr"])
+        meta = Meta(**raw)
+        _check_meta(meta)
+    except (ValueError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
+        if isinstance(error, InputError) and not isinstance(error, PartitionError):
+            raise
+        raise ShardFormatError(
+            f"{path} is damaged ({error}): partition the dataset again"
+        ) from error
+    return meta
+
+
+def _check_meta(meta: Meta) -> None:
+    book = meta.book
+    if book.num_parts != meta.num_parts or book.num_nodes != meta.num_nodes:
+        raise ValueError(
+            f"node_ptr is of {book.num_parts} parts and {book.num_nodes} nodes, the header of "
+            f"{meta.num_parts} and {meta.num_nodes}"
+        )
+    if meta.cut != "edge":
+        raise ValueError(f"cut must be 'edge', got {meta.cut!r}")
+    for row in meta.arrays:
+        folder, _, file = row.file.partition("/")
+        # A name never leads out of the folder.
+        if (
+            file != f"{row.name}.npy"
+            or not row.name.isidentifier()
+            or not folder.startswith("part-")
+        ):
+            raise ValueError(f"array {row.name!r} has the file name {row.file!r}")
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    if not out.exists() and not out.is_symlink():
+        return
+    if not (out / META_FILE).is_file():
+        raise ShardFormatError(f"{out} exists and is no partition folder: choose another --out")
+    if not overwrite:
+        raise ShardFormatError(
+            f"{out} exists: choose another --out, or replace it with --overwrite"
+        )
+
+
+def _move_into_place(temporary: Path, out: Path) -> None:
+    if out.exists():
+        # Renamed first, so that no moment shows a half-deleted folder under the final name.
+        old = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.old")
+        os.rename(out, old)
+        os.rename(temporary, out)
+        shutil.rmtree(old)
+    else:
+        os.rename(temporary, out)
+
+
+def _write_part(graph: Graph, partition: Partition, part: int, folder: Path) -> Iterator[ArrayRow]:
+    (folder / part_name(part)).mkdir()
+    for name, values, rows in _part_arrays(graph, partition, part):
+        file = f"{part_name(part)}/{name}.npy"
+        digest = _save(folder / file, values)
+        yield ArrayRow(name, file, values.dtype.name, values.shape, digest, rows)
+
+
+def _part_arrays(graph: Graph, partition: Partition, part: int) -> Iterator[tuple[str, Array, str]]:
+    """Yield (name, array, what its rows are) of one part."""
+    start, stop = partition.book.node_ptr[part : part + 2]
+    node_id = partition.order[start:stop]
+    indptr, edge = csr_take(graph.indptr, node_id)
+    source = partition.global_id[graph.indices[edge]]
+    inside = (source >= start) & (source < stop)
+    halo = np.unique(source[~inside])
+    local = np.where(inside, source - start, len(node_id) + np.searchsorted(halo, source))
+    yield "indptr", indptr, "other"
+    yield "indices", local.astype(np.int32), "edges"
+    yield "halo", halo, "halo"
+    yield "node_id", node_id, "owned"
+    if isinstance(graph.x, CSRFeatures):
+        features = graph.x.take(node_id)
+        yield "x_indptr", features.indptr, "other"
+        yield "x_indices", features.indices, "other"
+        if features.data is not None:
+            yield "x_data", features.data, "other"
+    elif graph.x is not None:
+        yield "x", graph.x[node_id], "owned"
+    for name in ("y", *MASK_NAMES):
+        if getattr(graph, name) is not None:
+            yield name, getattr(graph, name)[node_id], "owned"
+    for name in EDGE_NAMES:
+        if getattr(graph, name) is not None:
+            yield name, getattr(graph, name)[edge], "edges"
+
+
+class _HashingFile:
+    """A writer that hashes what passes through it, so that nothing is read twice."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.hash = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.hash.update(data)
+        return self.file.write(data)
+
+
+def _save(path: Path, values: Array) -> str:
+    with path.open("wb") as file:
+        hashing = _HashingFile(file)
+        np.lib.format.write_array(hashing, np.ascontiguousarray(values), allow_pickle=False)
+        return hashing.hash.hexdigest()
+
+
+def _fingerprint(graph: Graph) -> str:
+    """Hash what training depends on; equal for every partition of one graph."""
+    digest = hashlib.sha256(f"{graph.num_nodes} {graph.num_edges} {graph.num_features}".encode())
+    arrays = [graph.indptr, graph.indices, graph.y, graph.edge_weight]
+    if isinstance(graph.x, CSRFeatures):
+        arrays += [graph.x.indptr, graph.x.indices, graph.x.data]
+    else:
+        arrays.append(graph.x)
+    for values in arrays:
+        if values is not None:
+            digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:32]

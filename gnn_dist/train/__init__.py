@@ -1,0 +1,1 @@
+"""Training: configuration, loss, metrics, the loop, and what it leaves on disk."""

@@ -1,0 +1,81 @@
+"""Checkpoints: tensors and plain values only, written whole or not at all."""
+
+import io
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnn_dist.comm.world import World
+from gnn_dist.errors import ConfigError
+
+__all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
+
+CHECKPOINT_FOLDER = "checkpoint"
+LAST, BEST = "last.pt", "best.pt"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that a run needs to go on. It depends on the graph, not on the partition.
+
+    Attributes:
+        epoch: The epoch that comes next.
+        fingerprint: Of the graph.
+        model: `state_dict` of the model.
+        optimizer: `state_dict` of the optimiser.
+        scheduler: `state_dict` of the scheduler.
+        progress: `Progress.to_dict()`.
+    """
+
+    epoch: int
+    fingerprint: str
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
+    progress: dict[str, Any]
+
+
+def write_checkpoint(run: Path, checkpoint: Checkpoint, name: str = LAST) -> None:
+    """Write a checkpoint into a run folder, replacing an older one only when it is complete."""
+    folder = run / CHECKPOINT_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{name}.{os.getpid()}.tmp"
+    with temporary.open("wb") as file:
+        torch.save(asdict(checkpoint), file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / name)
+
+
+def read_checkpoint(run: str | Path, world: World, name: str = LAST) -> Checkpoint:
+    """Collective. Read a checkpoint on rank 0 and give it to all ranks.
+
+    Only rank 0 needs to see the run folder. Nothing in the file is executed.
+
+    Raises:
+        ConfigError: On every rank, if there is no such checkpoint or it is damaged.
+    """
+    path = Path(run) / CHECKPOINT_FOLDER / name
+    data: bytes | None = None
+    error: ConfigError | None = None
+    if world.is_main:
+        try:
+            data = path.read_bytes()
+            _parse(data, path)
+        except OSError as caught:
+            error = ConfigError(f"{path} cannot be read ({caught.strerror}): is it a run folder?")
+        except ConfigError as caught:
+            error = caught
+    world.raise_everywhere(error, f"reading {path}")
+    return _parse(world.transport.all_gather_object(data)[0], path)
+
+
+def _parse(data: bytes, path: Path) -> Checkpoint:
+    try:
+        return Checkpoint(**torch.load(io.BytesIO(data), weights_only=True))
+    except Exception as error:  # torch raises many kinds for a damaged file
+        reason = str(error).split("\n", 1)[0]
+        raise ConfigError(f"{path} is damaged ({reason}): use an older run folder") from error

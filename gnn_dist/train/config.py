@@ -1,0 +1,177 @@
+"""The options of a training run. The command line, YAML files and Python share this object.
+
+No field name occurs twice, so all of them are flat: `--hidden 64`, `hidden: 64`, `hidden=64`.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from gnn_dist.errors import ConfigError
+
+__all__ = [
+    "CONFIG_FILE",
+    "Backend",
+    "DataConfig",
+    "LoopConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "RunConfig",
+    "TrainConfig",
+]
+
+CONFIG_FILE = "config.yaml"  # in a run folder
+
+Backend = Literal["auto", "gloo", "nccl", "mpi"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model."""
+
+    model: Literal["sage", "gcn", "gat", "gin"] = "sage"
+    """Kind of convolution."""
+    hidden: int = 64
+    """Width between layers."""
+    layers: int = 2
+    """Number of convolutions."""
+    dropout: float = 0.5
+    """Probability of dropping an element, after each layer but the last."""
+    heads: int = 4
+    """Attention heads (gat); must divide hidden."""
+    aggr: Literal["mean", "sum", "max"] = "mean"
+    """Reduction over neighbours (sage)."""
+    batch_norm: bool = False
+    """Batch normalisation between layers, over the nodes of all ranks."""
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot work."""
+        _at_least(self, 1, "hidden", "layers", "heads")
+        _inside(self, 0.0, 1.0, "dropout")
+        if self.model == "gat" and self.hidden % self.heads:
+            raise ConfigError(
+                f"heads must divide hidden={self.hidden}, got {self.heads}: change --heads"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """How parameters are updated."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    """Optimiser (sgd with momentum 0.9)."""
+    lr: float = 0.01
+    """Learning rate."""
+    weight_decay: float = 5e-4
+    """Weight decay."""
+    scheduler: Literal["constant", "cosine", "linear", "step"] = "constant"
+    """Learning rate over the epochs: to zero by cosine or linear, halved by step."""
+    scheduler_step: int = 50
+    """Epochs between halvings (scheduler step)."""
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot work."""
+        _at_least(self, 1, "scheduler_step")
+        _at_least(self, 0.0, "weight_decay")
+        if not 0.0 < self.lr < float("inf"):
+            raise ConfigError(f"lr must be above 0, got {self.lr}: change --lr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which nodes are for what."""
+
+    split: int = 0
+    """Which official split; without any, the number of a seeded 50/20/30 split."""
+    inductive: bool = False
+    """Train on the subgraph of training nodes; evaluate on the whole graph."""
+    metric: Literal["auto", "accuracy", "micro_f1", "macro_f1", "roc_auc"] = "auto"
+    """What is reported and watched; auto: accuracy, or micro_f1 for several labels a node."""
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot work."""
+        _at_least(self, 0, "split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How long, and what is watched."""
+
+    epochs: int = 200
+    """Passes over the graph."""
+    eval_every: int = 1
+    """Epochs between evaluations."""
+    patience: int = 0
+    """Stop after so many evaluations without a better validation metric; 0: never."""
+    checkpoint_every: int = 50
+    """Epochs between checkpoints; the last epoch always makes one."""
+    seed: int = 0
+    """Of the initial parameters and of every draw."""
+    precision: Literal["fp32", "fp64"] = "fp32"
+    """Floating dtype of features and parameters."""
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot work."""
+        _at_least(self, 1, "epochs", "eval_every", "checkpoint_every")
+        _at_least(self, 0, "patience", "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How ranks work together, and where the run folder goes."""
+
+    backend: Backend = "auto"
+    """Transport: auto takes mpi under mpirun, nccl with a GPU for each rank, else gloo."""
+    halo: Literal["overlap", "blocking"] = "overlap"
+    """Halo policy; both are exact."""
+    timeout: float = 300.0
+    """Seconds to wait for another rank before giving up."""
+    verify: bool = True
+    """Compare part files with their SHA-256 when loading."""
+    tensorboard: bool = True
+    """Write TensorBoard events into the run folder."""
+    out: str = ""
+    """Run folder; by default runs/<dataset>-<model>-<time>."""
+    resume: str = ""
+    """Run folder to continue from its last checkpoint."""
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot work."""
+        if not self.timeout > 0.0:
+            raise ConfigError(f"timeout must be above 0 seconds, got {self.timeout}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
+    """Everything about a training run but the graph.
+
+    Raises:
+        ConfigError: A value that cannot work; the message names the option.
+
+    Example:
+        >>> TrainConfig(model="gcn", epochs=10).hidden
+        64
+    """
+
+    def __post_init__(self) -> None:
+        for group in (ModelConfig, OptimConfig, DataConfig, LoopConfig, RunConfig):
+            group.check(self)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the fields as plain values, in their order."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _at_least(config: object, least: float, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value >= least:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"{name} must be at least {least}, got {value}: change --{flag}")
+
+
+def _inside(config: object, low: float, high: float, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not low <= value <= high:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"{name} must lie in [{low}, {high}], got {value}: change --{flag}")

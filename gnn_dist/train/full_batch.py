@@ -1,0 +1,129 @@
+"""Full-batch training: one step is one pass over all shards."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gnn_dist.comm.transport import Transport
+from gnn_dist.comm.world import World
+from gnn_dist.errors import GnnDistError
+from gnn_dist.halo.block import Block
+from gnn_dist.halo.exchange import make_exchange
+from gnn_dist.nn.dropout import set_step
+from gnn_dist.nn.models import GNN
+from gnn_dist.profile.meter import GRAD_SYNC, HALO_WAIT, Meter
+from gnn_dist.shard.shard import Shard
+from gnn_dist.train.optim import FlatGradients
+from gnn_dist.train.task import NodeTask, node_loss
+
+__all__ = ["FullBatch", "StepReport", "shard_blocks"]
+
+
+def shard_blocks(
+    shard: Shard, transport: Transport, *, layers: int, halo: str, meter: Meter | None = None
+) -> list[Block]:
+    """Return the blocks of a model of some layers on a shard: one structure, an exchange each."""
+    return [
+        Block(
+            shard.structure,
+            make_exchange(shard.plan, transport, halo, layer=layer, meter=meter),
+        )
+        for layer in range(layers)
+    ]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One epoch on this rank.
+
+    Attributes:
+        loss: Of all ranks.
+        epoch_s: Seconds of the whole step.
+        compute_s: Of it, neither waiting for halo rows nor in the gradient reduction.
+        halo_wait_s: Waiting for halo rows.
+        grad_sync_s: In the gradient reduction, waiting for slower ranks included.
+        halo_bytes: Bytes of halo rows and of their gradients that this rank sent.
+    """
+
+    loss: float
+    epoch_s: float
+    compute_s: float
+    halo_wait_s: float
+    grad_sync_s: float
+    halo_bytes: int
+
+
+class FullBatch:
+    """Steps and predictions of a model over the shards of all ranks.
+
+    Args:
+        model: Takes `(features, blocks)`.
+        shard: This rank's shard, which predictions are made on.
+        world: The ranks.
+        halo: The halo policy of training. Predictions are exact.
+        train_on: The shard to train on, if not `shard` (inductive training).
+        task: Labels and masks of the shard that is trained on.
+        seed: Of dropout.
+    """
+
+    def __init__(
+        self,
+        model: GNN,
+        shard: Shard,
+        world: World,
+        *,
+        task: NodeTask,
+        halo: str,
+        seed: int,
+        train_on: Shard | None = None,
+    ) -> None:
+        self.model, self.shard, self.world, self.task, self.seed = model, shard, world, task, seed
+        self.train_shard = shard if train_on is None else train_on
+        self.meter = Meter()
+        layers = model.num_blocks
+        self._train_blocks = shard_blocks(
+            self.train_shard, world.transport, layers=layers, halo=halo, meter=self.meter
+        )
+        self._exact_blocks = shard_blocks(shard, world.transport, layers=layers, halo="overlap")
+        self._gradients = FlatGradients(model.parameters())
+
+    def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
+        """Collective. Update the parameters once.
+
+        Raises:
+            GnnDistError: On every rank, if the loss is not finite.
+        """
+        start = time.perf_counter()
+        self.meter.reset()
+        self.world.control.progress(f"epoch {epoch}")
+        self.model.train()
+        set_step(self.model, seed=self.seed, step=epoch)
+        self._gradients.zero()
+        logits = self.model(self.train_shard.required_features, self._train_blocks)
+        loss = node_loss(logits, self.task.y, self.task.masks["train"], self.task.num_train)
+        loss.backward()  # type: ignore[no-untyped-call]
+        with self.meter.timed(GRAD_SYNC):
+            total = self._gradients.sum_over_ranks(loss.detach(), self.world.transport)
+        if not torch.isfinite(torch.tensor(total)):
+            raise GnnDistError(f"the loss became {total} in epoch {epoch}: lower --lr")
+        optimizer.step()
+        elapsed = time.perf_counter() - start
+        halo_wait, grad_sync = self.meter.seconds(HALO_WAIT), self.meter.seconds(GRAD_SYNC)
+        return StepReport(
+            loss=total,
+            epoch_s=elapsed,
+            compute_s=elapsed - halo_wait - grad_sync,
+            halo_wait_s=halo_wait,
+            grad_sync_s=grad_sync,
+            halo_bytes=self.meter.halo_bytes,
+        )
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        """Collective. Return logits (n, C) of the owned nodes, exactly, without dropout."""
+        self.model.eval()
+        out: Tensor = self.model(self.shard.required_features, self._exact_blocks)
+        return out

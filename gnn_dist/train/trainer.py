@@ -1,0 +1,315 @@
+"""The training loop: steps, evaluation, early stopping, checkpoints, the run folder."""
+
+import logging
+import statistics
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from gnn_dist.comm.world import World
+from gnn_dist.errors import ConfigError, GnnDistError
+from gnn_dist.halo.load import induced_shard
+from gnn_dist.nn.models import GNN, ModelShape, build_model
+from gnn_dist.profile.meter import peak_rss_bytes
+from gnn_dist.shard.shard import Shard
+from gnn_dist.train.checkpoint import (
+    BEST,
+    LAST,
+    Checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from gnn_dist.train.config import TrainConfig
+from gnn_dist.train.full_batch import FullBatch, StepReport
+from gnn_dist.train.metrics import evaluate_metric, metric_name
+from gnn_dist.train.optim import make_optimizer, make_scheduler
+from gnn_dist.train.run_folder import RunFolder
+from gnn_dist.train.task import NodeTask, make_task
+
+__all__ = ["Progress", "Trainer"]
+
+LOG = logging.getLogger(__name__)
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+LINES_PER_RUN = 20  # log lines of a run without a progress bar
+
+
+@dataclass
+class Progress:
+    """How far a run has come, and its best evaluation so far.
+
+    Attributes:
+        epoch: Epochs done.
+        best_epoch: The epoch whose validation metric was best, -1 before any.
+        best_val: That metric.
+        test_at_best: The test metric then.
+        stale: Evaluations since then.
+    """
+
+    epoch: int = 0
+    best_epoch: int = -1
+    best_val: float = float("-inf")
+    test_at_best: float = float("nan")
+    stale: int = 0
+
+    def update(self, epoch: int, scores: dict[str, float]) -> bool:
+        """Take in an evaluation; return whether it is the best so far.
+
+        Without validation nodes the last evaluation counts as the best.
+        """
+        val = scores["val"]
+        if val != val or val > self.best_val:
+            self.best_epoch, self.test_at_best, self.stale = epoch, scores["test"], 0
+            self.best_val = val if val == val else self.best_val
+            return True
+        self.stale += 1
+        return False
+
+
+class Trainer:
+    """Collective. One full-batch training run.
+
+    Args:
+        config: The options.
+        shard: This rank's shard.
+        world: The ranks.
+        dataset: What the run is on, for the run folder.
+
+    Raises:
+        ConfigError: On every rank: an option does not fit the dataset.
+
+    Attributes:
+        model: The model; `state_dict` loads into `torch_geometric.nn`'s model of the same kind.
+    """
+
+    def __init__(self, config: TrainConfig, shard: Shard, world: World, dataset: str = "") -> None:
+        self.config, self.world = config, world
+        self.dataset = dataset or shard.meta.dataset
+        self.shard = shard.with_dtype(DTYPES[config.precision])
+        self.shard.required_features  # noqa: B018 - refuse a graph without features at once
+        task = make_task(self.shard, config.split, world)
+        self.metric = metric_name(config.metric, task)
+        self.task = task
+        self.model = make_model(config, self.shard, task, world)
+        train_shard, train_task = self._training_part(task)
+        self.full_batch = FullBatch(
+            self.model,
+            self.shard,
+            world,
+            task=train_task,
+            halo=config.halo,
+            seed=config.seed,
+            train_on=train_shard,
+        )
+        self.optimizer = make_optimizer(self.model.parameters(), config)
+        self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
+        self.progress = Progress()
+        if config.resume:
+            self._restore(read_checkpoint(config.resume, world))
+
+    def fit(self) -> dict[str, Any]:
+        """Collective. Train to the last epoch or until patience runs out; return the summary."""
+        folder = self._open_folder()
+        rows: list[dict[str, Any]] = []
+        epochs = range(self.progress.epoch, self.config.epochs)
+        bar = tqdm(epochs, disable=None if folder else True, unit="epoch", leave=False)
+        try:
+            for epoch in bar:
+                row = self._epoch(epoch, folder)
+                rows.append(row)
+                self._report(row, bar)
+                if 0 < self.config.patience <= self.progress.stale:
+                    break
+            self._save(folder, LAST)
+            summary = self._summary(rows)
+            summary["run_folder"] = "" if folder is None else str(folder.path)
+            if folder is not None:
+                folder.finish(summary)
+        finally:
+            bar.close()
+            if folder is not None:
+                folder.close()
+        return summary
+
+    def evaluate(self) -> dict[str, float]:
+        """Collective. Return the metric of every split with the present parameters."""
+        return evaluate_metric(self.metric, self.full_batch.predict(), self.task, self.world)
+
+    def _training_part(self, task: NodeTask) -> tuple[Shard | None, NodeTask]:
+        """Collective. Return what is trained on: the subgraph of training nodes if inductive."""
+        if not self.config.inductive:
+            return None, task
+        keep = task.masks["train"]
+        shard = induced_shard(self.shard, keep, self.world.transport)
+        masks = {name: mask[keep] for name, mask in task.masks.items()}
+        return shard, replace(task, y=task.y[keep], masks=masks)
+
+    def _epoch(self, epoch: int, folder: RunFolder | None) -> dict[str, Any]:
+        report = self.full_batch.step(self.optimizer, epoch)
+        self.scheduler.step()
+        self.progress.epoch = epoch + 1
+        scores = dict.fromkeys(self.task.masks, float("nan"))
+        last = epoch + 1 == self.config.epochs
+        if (epoch + 1) % self.config.eval_every == 0 or last:
+            scores = self.evaluate()
+            if self.progress.update(epoch, scores):
+                self._save(folder, BEST)
+        row = {
+            "epoch": epoch,
+            "loss": report.loss,
+            **{f"{split}_metric": value for split, value in scores.items()},
+            **self._over_ranks(report),
+        }
+        if folder is not None:
+            folder.add(row)
+        if (epoch + 1) % self.config.checkpoint_every == 0:
+            self._save(folder, LAST)
+        return row
+
+    def _over_ranks(self, report: StepReport) -> dict[str, float]:
+        """Collective. Return times and memory of the slowest rank, and bytes of all."""
+        names = ("epoch_s", "compute_s", "halo_wait_s", "grad_sync_s")
+        mine = [getattr(report, name) for name in names]
+        table = torch.zeros(self.world.world_size, len(names) + 2, dtype=torch.float64)
+        table[self.world.rank] = torch.tensor([*mine, report.halo_bytes, peak_rss_bytes()])
+        self.world.transport.all_reduce(table).wait()
+        row: dict[str, float] = dict(zip(names, table.amax(0).tolist(), strict=False))
+        row["halo_bytes"] = int(table[:, -2].sum())
+        row["peak_rss_bytes"] = int(table[:, -1].max())
+        return row
+
+    def _save(self, folder: RunFolder | None, name: str) -> None:
+        if folder is None:
+            return
+        checkpoint = Checkpoint(
+            epoch=self.progress.epoch,
+            fingerprint=self.shard.meta.fingerprint,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            scheduler={"last_epoch": self.scheduler.last_epoch},
+            progress=asdict(self.progress),
+        )
+        write_checkpoint(folder.path, checkpoint, name)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        load_model(self.model, checkpoint, self.shard)
+        self.optimizer.load_state_dict(checkpoint.optimizer)
+        self.scheduler.last_epoch = checkpoint.scheduler["last_epoch"]
+        for group, rate in zip(
+            self.optimizer.param_groups, self._rates(self.scheduler.last_epoch), strict=True
+        ):
+            group["lr"] = rate
+        self.progress = Progress(**checkpoint.progress)
+
+    def _rates(self, epoch: int) -> list[float]:
+        pairs = zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
+        return [base * factor(epoch) for base, factor in pairs]
+
+    def _open_folder(self) -> RunFolder | None:
+        """Collective. Open the run folder on rank 0."""
+        folder: RunFolder | None = None
+        error: GnnDistError | None = None
+        if self.world.is_main:
+            resume_epoch = self.progress.epoch if self.config.resume else None
+            try:
+                folder = RunFolder(
+                    self._folder_path(), self.config, self.dataset, resume_epoch=resume_epoch
+                )
+            except GnnDistError as caught:
+                error = caught
+        self.world.raise_everywhere(error, "opening the run folder")
+        return folder
+
+    def _folder_path(self) -> Path:
+        if self.config.resume:
+            return Path(self.config.resume)
+        if self.config.out:
+            return Path(self.config.out)
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        return Path("runs") / f"{self.shard.meta.dataset}-{self.config.model}-{stamp}"
+
+    def _report(self, row: dict[str, Any], bar: Any) -> None:  # noqa: ANN401 - tqdm is generic
+        if not self.world.is_main:
+            return
+        text = f"loss {row['loss']:.4f}"
+        if row["val_metric"] == row["val_metric"]:
+            text += f" val {row['val_metric']:.4f} test {row['test_metric']:.4f}"
+        if not bar.disable:
+            bar.set_postfix_str(text)
+            return
+        every = max(1, self.config.epochs // LINES_PER_RUN)
+        if (row["epoch"] + 1) % every == 0:
+            LOG.info("epoch %d %s (%.3f s)", row["epoch"], text, row["epoch_s"])
+
+    def _summary(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        times = [row["epoch_s"] for row in rows]
+        meta = self.shard.meta
+        return {
+            "best_epoch": self.progress.best_epoch,
+            "val_metric_at_best": self.progress.best_val,
+            "test_metric_at_best": self.progress.test_at_best,
+            "metric_name": self.metric,
+            "epochs": self.progress.epoch,
+            "epoch_s_median": statistics.median(times) if times else float("nan"),
+            "world_size": self.world.world_size,
+            "backend": self.world.transport.backend,
+            "halo_policy": self.config.halo,
+            "dataset": meta.dataset,
+            "partition": {
+                "num_parts": meta.num_parts,
+                "method": meta.partitioner["method"],
+                "replication_factor": meta.quality["replication_factor"],
+            },
+        }
+
+
+def make_model(config: TrainConfig, shard: Shard, task: NodeTask, world: World) -> GNN:
+    """Collective. Make the model a configuration names, with rank 0's initial parameters."""
+    shape = ModelShape(
+        in_channels=shard.meta.num_features,
+        hidden=config.hidden,
+        out_channels=task.num_classes,
+        layers=config.layers,
+        dropout=config.dropout,
+        heads=config.heads,
+        aggr=config.aggr,
+        batch_norm=config.batch_norm,
+    )
+    # A local generator's state would not reach the initialisers of torch.nn.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build_model(config.model, shape, world.transport)
+    model.to(device=world.device, dtype=DTYPES[config.precision])
+    broadcast_state(model, world)
+    return model
+
+
+def broadcast_state(model: torch.nn.Module, world: World) -> None:
+    """Collective. Give rank 0's parameters and buffers to all ranks."""
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    with torch.no_grad():
+        for tensor in tensors:
+            world.transport.broadcast(tensor.data)
+
+
+def load_model(model: torch.nn.Module, checkpoint: Checkpoint, shard: Shard) -> None:
+    """Load a checkpoint's parameters.
+
+    Raises:
+        ConfigError: The checkpoint is of another graph, or of a model of another shape.
+    """
+    if checkpoint.fingerprint != shard.meta.fingerprint:
+        raise ConfigError(
+            f"the checkpoint is of another graph than {shard.meta.dataset!r}: give the folder that "
+            "the run was started on, or another partition of the same graph"
+        )
+    try:
+        model.load_state_dict(checkpoint.model)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the checkpoint is of another model: {str(error).splitlines()[-1].strip()}"
+        ) from error
