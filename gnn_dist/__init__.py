@@ -10,8 +10,23 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
+    "Block": "gnn_dist.halo.block",
     "Graph": "gnn_dist.graph",
     "Partition": "gnn_dist.partition",
+    "Shard": "gnn_dist.shard.shard",
+    "TrainConfig": "gnn_dist.train.config",
+    "Trainer": "gnn_dist.train.trainer",
+    "World": "gnn_dist.comm.world",
+    "aggregate": "gnn_dist.halo.aggregate",
+    "graph_from_dgl": "gnn_dist.interop",
+    "graph_from_edges": "gnn_dist.graph",
+    "graph_from_pyg": "gnn_dist.interop",
+    "load_dataset": "gnn_dist.datasets",
+    "load_shard": "gnn_dist.halo.load",
+    "node_loss": "gnn_dist.train.task",
+    "parallelize": "gnn_dist.nn.parallelize",
+    "partition_graph": "gnn_dist.partitioners",
+    "write_partition": "gnn_dist.shard.format",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gnn_dist.cli.tables import text_table
 from gnn_dist.comm.world import World
-from gnn_dist.errors import GnnDistError
 from gnn_dist.halo.load import load_shard
 from gnn_dist.train.checkpoint import BEST, read_checkpoint
 from gnn_dist.train.config import TrainConfig
@@ -58,12 +57,8 @@ def evaluate(config: TrainConfig, folder: str, run: str, *, as_json: bool) -> in
 
 def _agree_on_folder(prepare: Callable[[int], Path], world: World) -> Path:
     """Collective. Have rank 0 find or make the partition folder, and tell the others."""
-    folder: Path | None = None
-    error: GnnDistError | None = None
-    if world.is_main:
-        try:
-            folder = prepare(world.world_size)
-        except GnnDistError as caught:
-            error = caught
-    world.raise_everywhere(error, "preparing the partition folder")
-    return Path(world.transport.all_gather_object(str(folder))[0])
+    folder = ""
+    with world.everywhere("preparing the partition folder"):
+        if world.is_main:
+            folder = str(prepare(world.world_size))
+    return Path(world.transport.all_gather_object(folder)[0])

@@ -1,18 +1,20 @@
 """From a partition folder to a shard with its plan, on every rank."""
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
-from gnn_dist.errors import GnnDistError, ShardFormatError
-from gnn_dist.graph import MASK_NAMES, CSRFeatures
+from gnn_dist.errors import ShardFormatError
+from gnn_dist.graph import CSRFeatures
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.spmm import SparseRows
+from gnn_dist.partition import PartitionBook
 from gnn_dist.shard.format import read_meta
 from gnn_dist.shard.plan import HaloPlan
 from gnn_dist.shard.reader import ShardArrays, read_parts
@@ -33,80 +35,75 @@ def load_shard(folder: str | Path, world: World, *, verify: bool = True) -> Shar
         verify: Compare every file with its SHA-256.
 
     Returns:
-        The shard, on `world.device`.
+        The shard, on the device that the transport takes rows from.
 
     Raises:
         ShardFormatError: On every rank, if one rank finds its files missing or damaged.
         PartitionError: There are more ranks than parts.
     """
-    arrays: ShardArrays | None = None
-    error: GnnDistError | None = None
-    try:
+    with world.everywhere(f"loading {folder}"):
         parts = read_meta(folder).book.parts_of_rank(world.rank, world.world_size)
         arrays = read_parts(folder, parts, verify=verify)
-    except GnnDistError as caught:
-        error = caught
-    world.raise_everywhere(error, f"loading {folder}")
-    if arrays is None:
-        raise ShardFormatError(f"{folder} could not be loaded")
     _check_same_folder(arrays, world)
-    return shard_from_arrays(arrays, world.transport).to(world.device)
+    return shard_from_arrays(arrays, world.transport)
 
 
 def shard_from_arrays(arrays: ShardArrays, transport: Transport) -> Shard:
     """Collective. Make a shard of arrays read from disk."""
+    device = transport.device
     num_owned = len(arrays.node_id)
-    owned = torch.arange(arrays.owned_start, arrays.owned_start + num_owned)
-    halo = _tensor(arrays.halo, torch.int64)
-    rank_ptr = arrays.meta.book.rank_ptr(transport.world_size)
-    plan = build_plan(owned, halo, rank_ptr, transport)
-    csr = CSR(
-        _tensor(arrays.indptr, torch.int64),
-        _tensor(arrays.indices, torch.int32),
-        num_owned + len(halo),
+    owned = torch.arange(arrays.owned_start, arrays.owned_start + num_owned, device=device)
+    halo = _tensor(arrays.halo, device)
+    plan = build_plan(owned, halo, arrays.meta.book, transport)
+    indptr, indices = _tensor(arrays.indptr, device), _tensor(arrays.indices, device)
+    csr = CSR(indptr, indices, num_owned + len(halo))
+    edge = {name: _tensor(values, device) for name, values in arrays.edge.items()}
+    structure = _structure(
+        csr, _tensor(arrays.node_id, device), edge.pop("edge_weight", None), plan, transport
     )
-    weight = arrays.edge.get("edge_weight")
-    edge_weight = None if weight is None else _tensor(weight)
-    edge_data = {k: _tensor(v) for k, v in arrays.edge.items() if k != "edge_weight"}
+    owned_data = {name: _tensor(values, device) for name, values in arrays.owned.items()}
     return Shard(
-        structure=_structure(csr, _tensor(arrays.node_id), edge_weight, plan, transport),
+        structure=structure,
         plan=plan,
         meta=arrays.meta,
         parts=arrays.parts,
         global_id=torch.cat([owned, halo]),
-        features=_features(arrays),
-        y=_tensor(arrays.owned["y"]) if "y" in arrays.owned else None,
-        masks={k: _tensor(arrays.owned[k]) for k in MASK_NAMES if k in arrays.owned},
-        edge_data=edge_data,
+        features=_features(arrays, device),
+        y=owned_data.pop("y", None),
+        masks=owned_data,
+        edge_data=edge,
     )
 
 
-def build_plan(owned: Tensor, halo: Tensor, rank_ptr: np.ndarray, transport: Transport) -> HaloPlan:
+def build_plan(owned: Tensor, halo: Tensor, book: PartitionBook, transport: Transport) -> HaloPlan:
     """Collective. Tell each owner which of its rows this rank reads.
 
     Args:
         owned: int64 (n,), global ids of owned nodes, ascending.
         halo: int64 (h,), global ids of halo nodes, ascending, each owned by another rank.
-        rank_ptr: int64 (world_size + 1,): rank r owns global ids `[rank_ptr[r], rank_ptr[r + 1])`.
+        book: Which parts, and so which rank, a global id belongs to.
         transport: The ranks.
 
     Raises:
         ShardFormatError: On every rank, if a rank is asked for a node that it does not own.
     """
-    recv_ptr = np.searchsorted(halo.numpy(), rank_ptr)
-    counts = torch.from_numpy(np.diff(recv_ptr).astype(np.int64))
+    rank_ptr = torch.from_numpy(book.rank_ptr(transport.world_size)).to(halo.device)
+    recv_ptr = torch.searchsorted(halo, rank_ptr)
+    counts = recv_ptr.diff()
     asked = torch.empty_like(counts)
-    one_each = tuple(range(transport.world_size + 1))
+    one_each = range(transport.world_size + 1)
     transport.exchange(counts, one_each, asked, one_each, PLAN_CHANNEL).wait()
-    send_ptr = (0, *np.cumsum(asked.numpy()).tolist())
-    wanted = torch.empty(send_ptr[-1], dtype=torch.int64)
+    send_ptr = (0, *asked.cumsum(0).tolist())
+    wanted = halo.new_empty(send_ptr[-1])
     transport.exchange(halo, recv_ptr.tolist(), wanted, send_ptr, PLAN_CHANNEL).wait()
     index = torch.searchsorted(owned, wanted).clamp_(max=max(0, len(owned) - 1))
     missing = len(wanted) if len(owned) == 0 else int((owned[index] != wanted).sum())
-    if any(transport.all_gather_object(missing)):
+    lacking = transport.all_gather_object(missing)
+    if any(lacking):
+        rank = next(rank for rank, count in enumerate(lacking) if count)
         raise ShardFormatError(
-            "every halo node must be owned by the rank that its id says; "
-            f"this rank lacks {missing} nodes that others read: partition the dataset again"
+            f"every halo node must be owned by the rank that its id says, but rank {rank} lacks "
+            f"{lacking[rank]} nodes that others read: partition the dataset again"
         )
     return HaloPlan(len(owned), index, send_ptr, tuple(recv_ptr.tolist()))
 
@@ -146,11 +143,7 @@ def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     sub_csr = CSR(indptr, local[csr.indices[edge].long()].int(), len(owned) + len(halo))
     global_id = shard.global_id[torch.cat([owned, halo])]
-    rank_ptr = shard.meta.book.rank_ptr(transport.world_size)
-    plan = build_plan(
-        global_id[: len(owned)].cpu(), shard.global_id[halo].cpu(), rank_ptr, transport
-    )
-    plan = replace(plan, send_index=plan.send_index.to(keep.device))
+    plan = build_plan(global_id[: len(owned)], global_id[len(owned) :], shard.meta.book, transport)
     weight = shard.edge_weight
     return shard.replace(
         structure=_structure(
@@ -193,14 +186,15 @@ def _check_same_folder(arrays: ShardArrays, world: World) -> None:
         )
 
 
-def _features(arrays: ShardArrays) -> Tensor | SparseRows | None:
+def _features(arrays: ShardArrays, device: torch.device) -> Tensor | SparseRows | None:
     if arrays.x is None:
         return None
     if not isinstance(arrays.x, CSRFeatures):
-        return _tensor(arrays.x)
+        return _tensor(arrays.x, device)
     x = arrays.x
-    csr = CSR(_tensor(x.indptr, torch.int64), _tensor(x.indices, torch.int32), x.num_features)
-    return SparseRows(csr, torch.ones(csr.nnz) if x.data is None else _tensor(x.data))
+    csr = CSR(_tensor(x.indptr, device), _tensor(x.indices, device), x.num_features)
+    values = torch.ones(csr.nnz, device=device) if x.data is None else _tensor(x.data, device)
+    return SparseRows(csr, values)
 
 
 def _take_features(
@@ -217,7 +211,6 @@ def _take_features(
     return SparseRows(csr, features.values[entries])
 
 
-def _tensor(values: np.ndarray, dtype: torch.dtype | None = None) -> Tensor:
+def _tensor(values: NDArray[Any], device: torch.device) -> Tensor:
     """Copy an array, perhaps memory-mapped and read-only, into memory of our own."""
-    tensor = torch.from_numpy(np.array(values))
-    return tensor if dtype is None else tensor.to(dtype)
+    return torch.from_numpy(np.array(values)).to(device)

@@ -59,7 +59,7 @@ def global_batch_norm(
     Returns:
         (n, F), differentiable; the backward is collective too.
     """
-    count = torch.tensor([float(x.size(0))], dtype=torch.float64)
+    count = torch.tensor([float(x.size(0))], dtype=torch.float64, device=x.device)
     transport.all_reduce(count).wait()
     total = max(count.item(), 1.0)
     mean = all_reduce_sum(x.sum(0), transport) / total

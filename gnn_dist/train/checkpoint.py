@@ -59,18 +59,22 @@ def read_checkpoint(run: str | Path, world: World, name: str = LAST) -> Checkpoi
         ConfigError: On every rank, if there is no such checkpoint or it is damaged.
     """
     path = Path(run) / CHECKPOINT_FOLDER / name
-    data: bytes | None = None
-    error: ConfigError | None = None
-    if world.is_main:
-        try:
-            data = path.read_bytes()
-            _parse(data, path)
-        except OSError as caught:
-            error = ConfigError(f"{path} cannot be read ({caught.strerror}): is it a run folder?")
-        except ConfigError as caught:
-            error = caught
-    world.raise_everywhere(error, f"reading {path}")
+    data = b""
+    with world.everywhere(f"reading {path}"):
+        if world.is_main:
+            data = _read(path)
     return _parse(world.transport.all_gather_object(data)[0], path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}): is {path.parent.parent} a run folder?"
+        ) from error
+    _parse(data, path)
+    return data
 
 
 def _parse(data: bytes, path: Path) -> Checkpoint:

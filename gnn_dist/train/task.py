@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnn_dist.comm.world import World
-from gnn_dist.errors import ConfigError, GnnDistError
+from gnn_dist.errors import ConfigError
 from gnn_dist.ops.draws import DrawKey, uniform_by_id
 from gnn_dist.shard.shard import Shard
 
@@ -52,10 +52,9 @@ def choose_masks(shard: Shard, split: int) -> dict[str, Tensor]:
         ConfigError: There are no labels, or no such split.
     """
     meta = shard.meta
-    if shard.y is None:
-        raise ConfigError(f"the dataset {meta.dataset!r} has no labels: put y beside the edges")
+    y, _ = _labels(shard)
     if meta.num_splits == 0:
-        return _hash_split(shard.node_id, shard.y, split)
+        return _hash_split(shard.node_id, y, split)
     if split >= meta.num_splits:
         raise ConfigError(
             f"split must lie in 0..{meta.num_splits - 1} for {meta.dataset!r}, got {split}: "
@@ -65,9 +64,17 @@ def choose_masks(shard: Shard, split: int) -> dict[str, Tensor]:
     for name in SPLITS:
         mask = shard.masks.get(f"{name}_mask")
         if mask is None:
-            mask = torch.zeros(shard.num_owned, dtype=torch.bool, device=shard.y.device)
+            mask = torch.zeros(shard.num_owned, dtype=torch.bool, device=y.device)
         masks[name] = mask if mask.dim() == 1 else mask[:, split]
     return masks
+
+
+def _labels(shard: Shard) -> tuple[Tensor, int]:
+    if shard.y is None or shard.meta.num_classes is None:
+        raise ConfigError(
+            f"the dataset {shard.meta.dataset!r} has no labels: put y beside the edges"
+        )
+    return shard.y, shard.meta.num_classes
 
 
 def _hash_split(node_id: Tensor, y: Tensor, split: int) -> dict[str, Tensor]:
@@ -88,17 +95,10 @@ def make_task(shard: Shard, split: int, world: World) -> NodeTask:
     Raises:
         ConfigError: On every rank: no labels, no such split, or no training node anywhere.
     """
-    masks: dict[str, Tensor] = {}
-    error: GnnDistError | None = None
-    try:
+    with world.everywhere("choosing training nodes"):
         masks = choose_masks(shard, split)
-    except GnnDistError as caught:
-        error = caught
-    world.raise_everywhere(error, "choosing training nodes")
-    y, num_classes = shard.y, shard.meta.num_classes
-    if y is None or num_classes is None:
-        raise ConfigError(f"the dataset {shard.meta.dataset!r} has no labels")
-    count = torch.tensor([int(masks["train"].sum())])
+        y, num_classes = _labels(shard)
+    count = masks["train"].sum().view(1)
     world.transport.all_reduce(count).wait()
     num_train = int(count.item())
     if num_train == 0:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gnn_dist.comm.world import World
-from gnn_dist.errors import ConfigError, GnnDistError
+from gnn_dist.errors import ConfigError
 from gnn_dist.halo.load import induced_shard
 from gnn_dist.nn.models import GNN, ModelShape, build_model
 from gnn_dist.profile.meter import peak_rss_bytes
@@ -174,8 +174,10 @@ class Trainer:
         """Collective. Return times and memory of the slowest rank, and bytes of all."""
         names = ("epoch_s", "compute_s", "halo_wait_s", "grad_sync_s")
         mine = [getattr(report, name) for name in names]
-        table = torch.zeros(self.world.world_size, len(names) + 2, dtype=torch.float64)
-        table[self.world.rank] = torch.tensor([*mine, report.halo_bytes, peak_rss_bytes()])
+        values = [*mine, report.halo_bytes, peak_rss_bytes()]
+        table = torch.zeros(self.world.world_size, len(values), dtype=torch.float64)
+        table = table.to(self.world.transport.device)
+        table[self.world.rank] = torch.tensor(values)
         self.world.transport.all_reduce(table).wait()
         row: dict[str, float] = dict(zip(names, table.amax(0).tolist(), strict=False))
         row["halo_bytes"] = int(table[:, -2].sum())
@@ -190,7 +192,7 @@ class Trainer:
             fingerprint=self.shard.meta.fingerprint,
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            scheduler={"last_epoch": self.scheduler.last_epoch},
+            scheduler=self.scheduler.state_dict(),
             progress=asdict(self.progress),
         )
         write_checkpoint(folder.path, checkpoint, name)
@@ -198,30 +200,18 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         load_model(self.model, checkpoint, self.shard)
         self.optimizer.load_state_dict(checkpoint.optimizer)
-        self.scheduler.last_epoch = checkpoint.scheduler["last_epoch"]
-        for group, rate in zip(
-            self.optimizer.param_groups, self._rates(self.scheduler.last_epoch), strict=True
-        ):
-            group["lr"] = rate
+        self.scheduler.load_state_dict(checkpoint.scheduler)
         self.progress = Progress(**checkpoint.progress)
-
-    def _rates(self, epoch: int) -> list[float]:
-        pairs = zip(self.scheduler.base_lrs, self.scheduler.lr_lambdas, strict=True)
-        return [base * factor(epoch) for base, factor in pairs]
 
     def _open_folder(self) -> RunFolder | None:
         """Collective. Open the run folder on rank 0."""
         folder: RunFolder | None = None
-        error: GnnDistError | None = None
-        if self.world.is_main:
-            resume_epoch = self.progress.epoch if self.config.resume else None
-            try:
+        with self.world.everywhere("opening the run folder"):
+            if self.world.is_main:
+                resume_epoch = self.progress.epoch if self.config.resume else None
                 folder = RunFolder(
                     self._folder_path(), self.config, self.dataset, resume_epoch=resume_epoch
                 )
-            except GnnDistError as caught:
-                error = caught
-        self.world.raise_everywhere(error, "opening the run folder")
         return folder
 
     def _folder_path(self) -> Path:

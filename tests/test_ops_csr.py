@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from gnn_dist.ops.csr import CSR
+
+# rows: 0 <- 2; 1 <- none; 2 <- 0, 0, 1, 2
+CASE = CSR(torch.tensor([0, 1, 1, 5]), torch.tensor([2, 0, 0, 1, 2], dtype=torch.int32), 3)
+EMPTY = CSR(torch.tensor([0, 0, 0]), torch.tensor([], dtype=torch.int32), 4)
+
+
+def dense(csr, values=None):
+    out = torch.zeros(csr.num_rows, csr.num_cols)
+    values = torch.ones(csr.nnz) if values is None else values
+    return out.index_put_((csr.rows, csr.indices.long()), values, accumulate=True)
+
+
+def test_sizes_and_rows():
+    assert (CASE.num_rows, CASE.num_cols, CASE.nnz) == (3, 3, 5)
+    assert CASE.rows.tolist() == [0, 2, 2, 2, 2]
+    assert CASE.counts.tolist() == [1, 0, 4]
+    assert (EMPTY.num_rows, EMPTY.num_cols, EMPTY.nnz) == (2, 4, 0)
+    assert EMPTY.rows.tolist() == []
+
+
+def test_transpose_keeps_the_order_of_copies():
+    transposed, position = CASE.transpose
+    assert transposed.indptr.tolist() == [0, 2, 3, 5]
+    assert transposed.indices.tolist() == [2, 2, 2, 0, 2]
+    assert position.tolist() == [1, 2, 3, 0, 4]
+    values = torch.arange(1.0, 6.0)
+    assert torch.equal(dense(transposed, values[position]), dense(CASE, values).T)
+    assert EMPTY.transpose.csr.indptr.tolist() == [0, 0, 0, 0, 0]
+
+
+def test_copy_number_counts_repeats_from_zero():
+    assert CASE.copy_number.tolist() == [0, 0, 1, 0, 0]
+    assert EMPTY.copy_number.tolist() == []
+    # The same column in neighbouring rows is no repeat.
+    apart = CSR(torch.tensor([0, 1, 2]), torch.tensor([1, 1], dtype=torch.int32), 2)
+    assert apart.copy_number.tolist() == [0, 0]
+
+
+def test_select():
+    kept, position = CASE.select(torch.tensor([True, False, True, False, True]))
+    assert kept.indptr.tolist() == [0, 1, 1, 3]
+    assert kept.indices.tolist() == [2, 0, 2]
+    assert position.tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_split_columns_puts_every_entry_on_one_side(at):
+    low, high = CASE.split_columns(at)
+    values = torch.arange(1.0, 6.0)
+    both = torch.cat(
+        [dense(low.csr, values[low.position]), dense(high.csr, values[high.position])], 1
+    )
+    assert (low.csr.num_cols, high.csr.num_cols) == (at, 3 - at)
+    assert torch.equal(both, dense(CASE, values))
+    assert CASE.split_columns(at)[0].csr is low.csr  # computed once
+
+
+def test_with_self_loops_has_each_loop_once_and_last():
+    looped, position = CASE.with_self_loops
+    assert looped.indptr.tolist() == [0, 2, 3, 7]
+    assert looped.indices.tolist() == [2, 0, 1, 0, 0, 1, 2]
+    assert position.tolist() == [0, -1, -1, 1, 2, 3, -1]
+    assert EMPTY.with_self_loops.csr.indices.tolist() == [0, 1]
+
+
+def test_matrix_multiplies():
+    x = torch.arange(6.0).view(3, 2)
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert torch.equal(CASE.matrix(values) @ x, dense(CASE, values) @ x)

@@ -1,0 +1,266 @@
+"""Unmodified PyTorch Geometric models on shards: outputs and all gradients as on one machine."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from awkward import AWKWARD, NUM_CLASSES, NUM_FEATURES, awkward_case
+from torch import nn
+
+import gnn_dist as gd
+from gnn_dist.errors import ConfigError
+from gnn_dist.partition import Partition
+from gnn_dist.shard.format import write_partition
+from gnn_dist.testing import run_ranks
+
+pytestmark = pytest.mark.mpi
+
+K = 4
+
+
+class GatedSum(pyg.MessagePassing):
+    """A layer as users write it: both ends, an edge feature and a second node tensor."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin = nn.Linear(in_channels, out_channels)
+        self.gate = nn.Linear(2 * out_channels, out_channels)
+
+    def forward(self, x, edge_index, strength=None):
+        x = self.lin(x)
+        scale = x.square().mean(1, keepdim=True)
+        return self.propagate(edge_index, x=x, scale=scale, strength=strength)
+
+    def message(self, x_i, x_j, scale_j, strength):
+        out = torch.sigmoid(self.gate(torch.cat([x_i, x_j], 1))) * x_j * scale_j
+        return out if strength is None else out * strength[:, None]
+
+    def update(self, aggregated, x):
+        return aggregated
+
+
+class OwnSum(GatedSum):
+    def update(self, aggregated):
+        return torch.tanh(aggregated)
+
+
+class EdgeScored(pyg.MessagePassing):
+    """Scores from `edge_updater`, a maximum as aggregation, dropout inside the message."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="max")
+        self.lin = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        x = self.lin(x)
+        score = self.edge_updater(edge_index, x=x)
+        return self.propagate(edge_index, x=x, score=score)
+
+    def edge_update(self, x_j, x_i):
+        return (x_j * x_i).sum(1, keepdim=True)
+
+    def message(self, x_j, score):
+        return F.dropout(x_j * score, 0.3, self.training)
+
+
+class Net(nn.Module):
+    """Two layers, batch norm, dropout as a module and as a function."""
+
+    def __init__(self, first, second, width):
+        super().__init__()
+        self.first, self.second = first, second
+        self.norm, self.dropout = nn.BatchNorm1d(width), nn.Dropout(0.4)
+        self.out = nn.Linear(K, NUM_CLASSES)
+
+    def forward(self, x, edge_index):
+        x = F.dropout(x, p=0.2, training=self.training)
+        x = self.dropout(self.norm(self.first(x, edge_index)).relu())
+        return self.out(self.second(x, edge_index))
+
+
+NETS = {
+    "sage": lambda: Net(
+        pyg.SAGEConv(NUM_FEATURES, 6), pyg.SAGEConv(6, K, aggr="max", project=True), 6
+    ),
+    "gat": lambda: Net(
+        pyg.GATConv(NUM_FEATURES, 3, heads=2, dropout=0.3),
+        pyg.GATConv(6, K, heads=2, concat=False, residual=True),
+        6,
+    ),
+    "gatv2": lambda: Net(pyg.GATv2Conv(NUM_FEATURES, 3, heads=2), pyg.GATv2Conv(6, K), 6),
+    "gin and graph": lambda: Net(
+        pyg.GINConv(nn.Linear(NUM_FEATURES, 6)), pyg.GraphConv(6, K, aggr="mean"), 6
+    ),
+    "user-written": lambda: Net(OwnSum(NUM_FEATURES, 6), EdgeScored(6, K), 6),
+}
+
+
+def make_net(name):
+    torch.manual_seed(11)
+    return NETS[name]().double()
+
+
+def one_step(world, folder, name):
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(make_net(name), shard, world, seed=2)
+    x = shard.x.clone().requires_grad_()
+    logits = model(x, shard.edge_index)
+    mask = shard.masks["train_mask"]
+    F.cross_entropy(logits[mask], shard.y[mask], reduction="sum").backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    state = torch.cat([value.flatten().double() for value in model.state_dict().values()])
+    with torch.no_grad():
+        plain = model.eval()(shard.x, shard.edge_index)
+    tensors = (shard.node_id, logits.detach(), x.grad, plain, gradients, state)
+    return [t.numpy() for t in tensors]
+
+
+def all_steps(world, folders, names):
+    return {
+        (case, name): one_step(world, folder, name)
+        for case, folder in folders.items()
+        for name in names
+    }
+
+
+def by_original_id(results):
+    order = np.argsort(np.concatenate([r[0] for r in results]))
+    rows = [np.concatenate([r[i] for r in results])[order] for i in (1, 2, 3)]
+    return [*rows, results[0][4], results[0][5]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("parts")
+    whole, split = {}, {}
+    for name in AWKWARD:
+        _, graph, partition = awkward_case(name, 3)
+        whole[name], split[name] = root / f"{name}-1", root / f"{name}-3"
+        write_partition(graph, Partition([0] * graph.num_nodes, 1), whole[name])
+        write_partition(graph, partition, split[name])
+    return whole, split
+
+
+@pytest.fixture(scope="module")
+def expected(folders):
+    [steps] = run_ranks(all_steps, 1, folders[0], list(NETS), timeout_s=100.0)
+    return {key: by_original_id([step]) for key, step in steps.items()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_compute_what_one_process_computes(world_size, folders, expected):
+    by_rank = run_ranks(all_steps, world_size, folders[1], list(NETS), timeout_s=100.0)
+    for key, reference in expected.items():
+        got = by_original_id([steps[key] for steps in by_rank])
+        for one, many in zip(reference, got, strict=True):
+            np.testing.assert_allclose(many, one, rtol=1e-9, atol=1e-9, err_msg=str(key))
+
+
+def plain_against_parallel(world, folder, name):
+    """Without dropout, the parallelized model on one rank is the plain model."""
+    shard = gd.load_shard(folder, world)
+    plain, model = make_net(name), gd.parallelize(make_net(name), shard, world)
+    for module in [*plain.modules(), *model.modules()]:
+        module.dropout = (
+            0.0
+            if isinstance(getattr(module, "dropout", None), float)
+            else getattr(module, "dropout", None)
+        )
+    plain.eval(), model.eval()
+    torch.testing.assert_close(model(shard.x, shard.edge_index), plain(shard.x, shard.edge_index))
+    plain.load_state_dict(model.state_dict())
+    assert "propagate" not in vars(model.module.first)  # nothing is left behind in the model
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_one_rank_is_the_plain_model(name, folders):
+    run_ranks(plain_against_parallel, 1, folders[0]["directed"], name)
+
+
+def the_lines_of_the_readme(world, folder):
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(NETS["sage"]().double(), shard, world, halo="overlap")
+    logits = model(shard.x, shard.edge_index)
+    assert logits.shape == (shard.num_owned, NUM_CLASSES)
+    return True
+
+
+def test_the_lines_of_the_readme(folders):
+    assert all(run_ranks(the_lines_of_the_readme, 2, folders[1]["random partition"]))
+
+
+class Backwards(pyg.MessagePassing):
+    def __init__(self):
+        super().__init__(flow="target_to_source")
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+
+REFUSED = {
+    "degrees": (lambda: pyg.GCNConv(NUM_FEATURES, K), "GCNConv is not known to be exact"),
+    "a subclass": (
+        lambda: type("MyGCN", (pyg.GCNConv,), {})(NUM_FEATURES, K),
+        "GCNConv is not known to be exact",
+    ),
+    "flow": (Backwards, "flow must be 'source_to_target'"),
+    "whole tensor": (lambda: GatedSum(NUM_FEATURES, K), "update takes 'x' whole"),
+    "norm": (lambda: pyg.GraphNorm(NUM_FEATURES), "its statistics span all nodes"),
+    "pooling": (lambda: pyg.TopKPooling(NUM_FEATURES), "pooling looks at all nodes"),
+}
+
+
+def refused(world, folder, name):
+    shard = gd.load_shard(folder, world)
+    make, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        gd.parallelize(nn.Sequential(nn.Linear(2, 2), make()), shard, world)
+    assert "layer 1 (" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_wrong_is_refused_by_name(name, folders):
+    run_ranks(refused, 1, folders[0]["directed"], name)
+
+
+def draws_by_position(world, folder):
+    shard = gd.load_shard(folder, world)
+    for function in (
+        lambda x, e: F.alpha_dropout(x, 0.5, True),
+        lambda x, e: F.dropout(x.mean(0), 0.5),
+    ):
+        model = gd.parallelize(_Calls(function), shard, world)
+        with pytest.raises(ConfigError, match="depend"):
+            model(shard.x, shard.edge_index)
+
+
+class _Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x, edge_index):
+        return self.function(x, edge_index) * self.weight
+
+
+def test_draws_by_position_are_refused(folders):
+    run_ranks(draws_by_position, 1, folders[0]["directed"])
+
+
+def accumulated(world, folder):
+    """Gradients of two backwards add up, each summed over the ranks once."""
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(make_net("sage"), shard, world).eval()
+    for _ in range(2):
+        model(shard.x, shard.edge_index).sum().backward()
+    twice = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(shard.x, shard.edge_index).sum().backward()
+    for once, both in zip(model.parameters(), twice, strict=True):
+        torch.testing.assert_close(both, 2 * once.grad)
+
+
+def test_gradients_accumulate(folders):
+    run_ranks(accumulated, 3, folders[1]["star"])
