@@ -12,6 +12,9 @@ __version__ = "0.1.0"
 _HOME = {
     "Graph": "gnn_dist.graph",
     "Partition": "gnn_dist.partition",
+    "graph_from_dgl": "gnn_dist.interop",
+    "graph_from_pyg": "gnn_dist.interop",
+    "load_dataset": "gnn_dist.datasets",
 }
 
 __all__ = ["__version__", *_HOME]

@@ -1,0 +1,172 @@
+"""Node datasets of the Open Graph Benchmark, through its package `ogb` (an extra).
+
+Two habits of that package are handled here. It asks questions on the terminal (before downloads
+above 1 GB, and when it finds another release): without a terminal this is an error that says what
+to do, not a wait for an answer. And it loads its own cache with `torch.load`, which by now reads
+plain tensors only: the NumPy types that the cache holds are allowed for the time of the call.
+
+Tested against stand-ins for the package and for its cache; the downloads and the real files are
+not covered by tests.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnn_dist.datasets.base import DatasetInfo, naming, need_root
+from gnn_dist.errors import DatasetError
+from gnn_dist.graph import Graph, graph_from_edges
+
+__all__ = ["SOURCES", "OgbNodes"]
+
+Array = NDArray[Any]
+
+INSTALL = "pip install gnn-dist[ogb]"
+SPLITS = {"train_mask": "train", "val_mask": "valid", "test_mask": "test"}
+
+
+@dataclass(frozen=True)
+class OgbNodes:
+    """A node classification dataset with its official split.
+
+    Memory: the package holds edges (int64) and features once, and `Graph` shares the features.
+    Building the structure needs about 100 bytes more per edge for a while, so papers100M wants
+    roughly 250 GB directed and twice that symmetrised; its first use also writes a cache of 80 GB.
+
+    Attributes:
+        info: What is known about it.
+        one_way: Whether each edge is stored in one direction, and so symmetrised by custom.
+        asks: Whether the package asks before the download.
+    """
+
+    info: DatasetInfo
+    one_way: bool
+    asks: bool
+
+    def load(self, root: Path | None, *, seed: int, directed: bool) -> Graph:
+        """Load through the package, which downloads and prepares on first use.
+
+        Raises:
+            DatasetError: The package is absent, would ask a question without a terminal, or failed.
+        """
+        root = need_root(root, self.info.name, self._folder_name)
+        loader = _import_loader()
+        folder = root / self._folder_name
+        self._refuse_questions(folder)
+        try:
+            # The package reports on stdout, which belongs to the output of commands.
+            with contextlib.redirect_stdout(sys.stderr), _numpy_in_torch_load():
+                dataset = loader(name=self.info.name, root=str(root))
+                split = dataset.get_idx_split()
+        # SystemExit is how the package ends after a declined download; the rest of what it may
+        # raise is no contract.
+        except (Exception, SystemExit) as error:
+            raise DatasetError(
+                f"ogb could not load {self.info.name} in {folder} ({type(error).__name__}: "
+                f"{error}): unpack its archive so that {folder} holds raw/, split/ and mapping/, "
+                "or run once in a terminal with a network"
+            ) from error
+        parts, labels = dataset[0]
+        with naming(folder):
+            return self._build(parts, labels, split, directed=directed)
+
+    @property
+    def _folder_name(self) -> str:
+        return self.info.name.replace("-", "_")
+
+    def _refuse_questions(self, folder: Path) -> None:
+        if sys.stdin is not None and sys.stdin.isatty():
+            return
+        released = any(folder.glob("RELEASE_v*.txt"))
+        if folder.is_dir() and not released:
+            raise DatasetError(
+                f"{folder} must hold ogb's RELEASE_v1.txt, got none, and ogb would ask whether to "
+                "download again: put the file there, or run once in a terminal"
+            )
+        if self.asks and not folder.is_dir():
+            raise DatasetError(
+                f"{self.info.name} is not in {folder}, and ogb asks before so large a download: "
+                f'run `python -c "from ogb.nodeproppred import NodePropPredDataset as D; '
+                f"D('{self.info.name}', '{folder.parent}')\"` once in a terminal, or unpack its "
+                "archive there"
+            )
+
+    def _build(
+        self, parts: dict[str, Any], labels: Array, split: dict[str, Any], *, directed: bool
+    ) -> Graph:
+        num_nodes = int(parts["num_nodes"])
+        src, dst = parts.pop("edge_index")
+        fields = {mask: _as_mask(split[key], num_nodes) for mask, key in SPLITS.items()}
+        return graph_from_edges(
+            src,
+            dst,
+            num_nodes=num_nodes,
+            symmetrize=self.one_way and not directed,
+            x=parts.pop("node_feat"),
+            y=labels,  # (N, 1), NaN for none: Graph takes both
+            num_classes=self.info.num_classes,
+            name=self.info.name,
+            **fields,
+        )
+
+
+def _import_loader() -> Any:  # noqa: ANN401 - a class of an optional package
+    try:
+        from ogb.nodeproppred import NodePropPredDataset
+    except ModuleNotFoundError as error:
+        raise DatasetError(
+            f"datasets of the Open Graph Benchmark need the package ogb, got no module "
+            f"{error.name!r}: {INSTALL}"
+        ) from error
+    return NodePropPredDataset
+
+
+@contextlib.contextmanager
+def _numpy_in_torch_load() -> Iterator[None]:
+    """Let `torch.load` read NumPy arrays, from NumPy 1 and 2, without allowing anything else."""
+    import torch
+
+    rebuild = np.zeros(0).__reduce__()[0]
+    kinds = {type(np.dtype(code)) for code in "?bhilqBHILQefdU"}
+    names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
+    allowed: list[Any] = [*((rebuild, name) for name in names), np.ndarray, np.dtype, *kinds]
+    with torch.serialization.safe_globals(allowed):
+        yield
+
+
+def _as_mask(index: Array, num_nodes: int) -> Array:
+    mask = np.zeros(num_nodes, bool)
+    mask[np.asarray(index)] = True
+    return mask
+
+
+def _ogb(
+    name: str, sizes: tuple[int, int, int, int], licence: str, *, one_way: bool, asks: bool
+) -> OgbNodes:
+    num_nodes, num_edges, num_features, num_classes = sizes
+    info = DatasetInfo(
+        name=name,
+        source="Hu et al. 2020 (OGB), arXiv 2005.00687; official split",
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        num_features=num_features,
+        num_classes=num_classes,
+        licence=licence,
+        obtained=f"the package ogb ({INSTALL}), which downloads",
+    )
+    return OgbNodes(info, one_way, asks)
+
+
+SOURCES = (
+    _ogb("ogbn-arxiv", (169_343, 2_315_598, 128, 40), "ODC-BY", one_way=True, asks=False),
+    _ogb("ogbn-products", (2_449_029, 123_718_280, 100, 47), "Amazon", one_way=False, asks=True),
+    _ogb(
+        "ogbn-papers100M", (111_059_956, 3_228_124_712, 128, 172), "ODC-BY", one_way=True, asks=True
+    ),
+)
