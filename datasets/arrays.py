@@ -14,7 +14,8 @@ The `.npz` graphs and all user data go through here; pickles are never read.
 
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,13 @@ def read_npy(path: Path) -> Array:
         DatasetError: The file is missing, damaged, or holds pickled objects.
     """
     try:
-        array = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            array = np.load(file, allow_pickle=False)
     except DAMAGE as error:
         raise DatasetError(
             f"{path} must be a readable .npy file without pickles: {error}"
         ) from error
     if not isinstance(array, np.ndarray):
-        array.close()
         raise DatasetError(f"{path} must be an .npy file, got an .npz archive: rename it")
     return array
 
@@ -143,19 +144,23 @@ def csr_from_dense(x: Array) -> CSRFeatures:
     return CSRFeatures(indptr, columns, None if (values == 1).all() else values, x.shape[1])
 
 
-def _open_npz(path: Path) -> NpzFile:
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise DatasetError(f"{path} does not exist") from error
-    except DAMAGE as error:
-        raise DatasetError(
-            f"{path} must be an .npz archive, got a damaged or foreign file ({error}): "
-            "copy or create it again"
-        ) from error
-    if not isinstance(archive, NpzFile):
-        raise DatasetError(f"{path} must be an .npz archive, got a single array: name it .npy")
-    return archive
+@contextmanager
+def _open_npz(path: Path) -> Iterator[NpzFile]:
+    if not path.exists():
+        raise DatasetError(f"{path} does not exist")
+    # The file is opened here because NumPy leaves it open when the content is no archive.
+    with path.open("rb") as file:
+        try:
+            archive = np.load(file, allow_pickle=False)
+        except DAMAGE as error:
+            raise DatasetError(
+                f"{path} must be an .npz archive, got a damaged or foreign file ({error}): "
+                "copy or create it again"
+            ) from error
+        if not isinstance(archive, NpzFile):
+            raise DatasetError(f"{path} must be an .npz archive, got a single array: name it .npy")
+        with archive:
+            yield archive
 
 
 def _read_member(archive: NpzFile, key: str, path: Path) -> Array:

@@ -22,7 +22,7 @@ class Sbm:
     """Undirected graph of equally large blocks; a node's label is its block. No split.
 
     Features are the block's mean, drawn from N(0, 1), plus noise. At the defaults a node's own
-    features tell its block half of the time, and those of its neighbourhood nearly always.
+    features tell its block 6 times in 10, and those of its neighbourhood nearly always.
 
     Source: Holland, Laskey and Leinhardt, "Stochastic blockmodels: First steps" (1983), with the
     edges drawn one by one, O(N + E), in place of one trial per pair of nodes.
