@@ -2,16 +2,18 @@
 
 Two habits of that package are handled here. It asks questions on the terminal (before downloads
 above 1 GB, and when it finds another release): without a terminal this is an error that says what
-to do, not a wait for an answer. And it loads its own cache with `torch.load`, which by now reads
-plain tensors only: the NumPy types that the cache holds are allowed for the time of the call.
+to do, not a wait for an answer. And it reads its own cache, a pickle of NumPy arrays, by a plain
+`torch.load`, which has refused such files since torch 2.6: the cache is read here instead, by an
+unpickler that builds arrays and tensors and nothing else.
 
 Tested against stand-ins for the package and for its cache; the downloads and the real files are
 not covered by tests.
 """
 
 import contextlib
+import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,19 @@ __all__ = ["SOURCES", "OgbNodes"]
 Array = NDArray[Any]
 
 INSTALL = "pip install gnn-dist[ogb]"
+# NumPy 1 and 2 name the same constructors differently.
+NUMPY_MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
+NUMPY_NAMES: Mapping[str, Any] = {
+    "_reconstruct": np.zeros(0).__reduce__()[0],
+    "scalar": np.float64(0).__reduce__()[0],
+    "ndarray": np.ndarray,
+    "dtype": np.dtype,
+}
+TORCH_NAMES = (
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("collections", "OrderedDict"),
+    ("_codecs", "encode"),  # bytes in old protocols
+)
 SPLITS = {"train_mask": "train", "val_mask": "valid", "test_mask": "test"}
 
 
@@ -61,7 +76,7 @@ class OgbNodes:
         self._refuse_questions(folder)
         try:
             # The package reports on stdout, which belongs to the output of commands.
-            with contextlib.redirect_stdout(sys.stderr), _numpy_in_torch_load():
+            with contextlib.redirect_stdout(sys.stderr):
                 dataset = loader(name=self.info.name, root=str(root))
                 split = dataset.get_idx_split()
         # SystemExit is how the package ends after a declined download; the rest of what it may
@@ -117,6 +132,7 @@ class OgbNodes:
 
 
 def _import_loader() -> Any:  # noqa: ANN401 - a class of an optional package
+    """Return ogb's dataset class, with the reading of its cache replaced."""
     try:
         from ogb.nodeproppred import NodePropPredDataset
     except ModuleNotFoundError as error:
@@ -124,20 +140,51 @@ def _import_loader() -> Any:  # noqa: ANN401 - a class of an optional package
             f"datasets of the Open Graph Benchmark need the package ogb, got no module "
             f"{error.name!r}: {INSTALL}"
         ) from error
-    return NodePropPredDataset
+
+    class Loader(NodePropPredDataset):  # type: ignore[misc]  # the package has no types
+        def pre_process(self) -> None:
+            cache = Path(self.root, "processed", "data_processed")
+            if not cache.is_file():
+                super().pre_process()
+                return
+            held = read_cache(cache)
+            self.graph, self.labels = held["graph"], held["labels"]
+
+        def get_idx_split(self) -> dict[str, Any]:
+            cache = Path(self.root, "split", self.meta_info["split"], "split_dict.pt")
+            split: dict[str, Any] = (
+                read_cache(cache) if cache.is_file() else super().get_idx_split()
+            )
+            return split
+
+    return Loader
 
 
-@contextlib.contextmanager
-def _numpy_in_torch_load() -> Iterator[None]:
-    """Let `torch.load` read NumPy arrays, from NumPy 1 and 2, without allowing anything else."""
+def read_cache(path: Path) -> dict[str, Any]:
+    """Read arrays and tensors that `torch.save` wrote, by whichever pickle protocol.
+
+    Raises:
+        pickle.UnpicklingError: The file holds something else.
+    """
     import torch
 
-    rebuild = np.zeros(0).__reduce__()[0]
-    kinds = {type(np.dtype(code)) for code in "?bhilqBHILQefdU"}
-    names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
-    allowed: list[Any] = [*((rebuild, name) for name in names), np.ndarray, np.dtype, *kinds]
-    with torch.serialization.safe_globals(allowed):
-        yield
+    # The unpickler is as strict as weights_only, which does not know protocol 4.
+    held: dict[str, Any] = torch.load(path, pickle_module=_ArrayPickle, weights_only=False)
+    return held
+
+
+class _ArrayPickle:
+    """What `torch.load` needs of a pickle module."""
+
+    class Unpickler(pickle.Unpickler):
+        """An unpickler that knows the constructors of arrays and tensors only."""
+
+        def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401 - overrides
+            if module in NUMPY_MODULES and name in NUMPY_NAMES:
+                return NUMPY_NAMES[name]
+            if (module, name) in TORCH_NAMES or (module == "torch" and name.endswith("Storage")):
+                return super().find_class(module, name)
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of an array")
 
 
 def _as_mask(index: Array, num_nodes: int) -> Array:

@@ -71,9 +71,7 @@ def test_bad_options_name_option_and_range(text, message):
 
 
 def test_types_are_checked_for_python_callers_too():
-    with pytest.raises(
-        DatasetError, match=r"'count' of toy must be an integer in 1\.\.10, got True"
-    ):
+    with pytest.raises(DatasetError, match=r"'count' of toy must be an integer .*, got True"):
         Toy(count=True)
     assert Toy(share=1).share == 1
 
