@@ -63,6 +63,8 @@ def in_place(root, name):
     folder = root / name
     folder.mkdir()
     (folder / "RELEASE_v1.txt").touch()
+    (folder / "raw").mkdir()
+    (folder / "raw" / "edge.csv.gz").touch()
 
 
 def test_arxiv_is_symmetrised_by_custom(tmp_path, ogb, capsys):
@@ -97,7 +99,11 @@ def test_missing_package_names_the_extra(tmp_path, monkeypatch):
         load_dataset("ogbn-arxiv", tmp_path)
 
 
-def test_question_before_a_large_download_is_refused_without_a_terminal(tmp_path, ogb):
+@pytest.mark.parametrize("files", [(), ("RELEASE_v1.txt",)])
+def test_question_before_a_large_download_is_refused_without_a_terminal(tmp_path, ogb, files):
+    for file in files:
+        (tmp_path / "ogbn_papers100M").mkdir()
+        (tmp_path / "ogbn_papers100M" / file).touch()
     with pytest.raises(DatasetError, match=r"ogb asks before so large a download: run `python -c"):
         load_dataset("ogbn-papers100M", tmp_path)
 
@@ -144,6 +150,20 @@ def test_caches_of_the_package_are_read(tmp_path, ogb):
     assert graph.y.tolist() == [5, 7]
     assert graph.indices.tolist() == [1, 0]
     assert (graph.train_mask.tolist(), graph.val_mask.tolist()) == ([True, False], [False, True])
+
+
+def test_raw_arrays_are_read_in_place_of_the_package(tmp_path, ogb, monkeypatch):
+    monkeypatch.setattr(ogb, "fault", OSError("the package must not be asked"))
+    in_place(tmp_path, "ogbn_papers100M")
+    raw = tmp_path / "ogbn_papers100M" / "raw"
+    x = np.ones((4, 2), np.float16)
+    np.savez(raw / "data.npz", edge_index=EDGES, node_feat=x, num_nodes_list=np.array([4]))
+    np.savez(raw / "node-label.npz", node_label=np.array([[0], [171], [2], [np.nan]], np.float32))
+    graph = load_dataset("ogbn-papers100M", tmp_path)
+    assert graph.indptr.tolist() == [0, 1, 3, 4, 4]
+    assert graph.x.dtype == np.float16
+    assert graph.y.tolist() == [0, 171, 2, -1]
+    assert graph.val_mask.tolist() == [False, True, False, False]
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
