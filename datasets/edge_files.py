@@ -98,7 +98,7 @@ def _read_text(file: _TextFile) -> EdgeList:
     first = int(names is not None)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # NumPy only warns where it cuts 1.5 down to 1
+            warnings.simplefilter("error")  # older NumPy only warns where it cuts 1.5 to 1
             table = np.loadtxt(
                 file.path,
                 kinds,

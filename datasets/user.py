@@ -175,7 +175,7 @@ def _files_beside(edges: Path, *, prefix: str) -> dict[str, Path]:
     for name, key in names.items():
         for suffix in (".npy", ".npz") if key == "x" else (".npy",):
             path = edges.parent / f"{prefix}{name}{suffix}"
-            if path == edges or not path.is_file():
+            if not path.is_file():
                 continue
             if key in found:
                 raise DatasetError(

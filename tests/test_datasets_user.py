@@ -68,7 +68,7 @@ def test_a_path_takes_only_files_with_its_own_name(tmp_path):
     assert graph.y is None
 
 
-def test_npy_edges_do_not_take_themselves_for_a_field(tmp_path):
+def test_npy_edges_called_like_a_field_are_edges(tmp_path):
     np.save(tmp_path / "x.npy", np.array([[0, 1], [1, 2], [2, 0]]))
     assert load_dataset(str(tmp_path / "x.npy")).num_edges == 3
 
