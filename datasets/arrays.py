@@ -30,6 +30,7 @@ from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph, graph_fro
 __all__ = [
     "FIELD_KEYS",
     "GRAPH_KEYS",
+    "csr_ends",
     "csr_from_dense",
     "graph_fields_from_arrays",
     "graph_from_arrays",
@@ -111,7 +112,7 @@ def graph_from_arrays(arrays: Mapping[str, Array], where: object, *, name: str) 
                 f"{where} must hold edge_index, or indptr and indices, got "
                 f"{', '.join(arrays) or 'none of the known arrays'}"
             )
-        return _graph_from_csr(arrays["indptr"], arrays["indices"], fields, name)
+        return _graph_from_csr(arrays, fields, where, name)
 
 
 def graph_fields_from_arrays(arrays: Mapping[str, Array], where: object) -> dict[str, Any]:
@@ -133,6 +134,26 @@ def graph_fields_from_arrays(arrays: Mapping[str, Array], where: object) -> dict
         fields[mask] = np.ascontiguousarray(arrays[stack].T)
     x = _features(arrays, where)
     return fields if x is None else {"x": x, **fields}
+
+
+def csr_ends(indptr: Array, indices: Array, where: object) -> tuple[Array, Array]:
+    """Return (src, dst), both (E,), of a CSR structure whose rows need not be ascending.
+
+    Raises:
+        DatasetError: `indptr` does not rise from 0 to the number of indices.
+    """
+    if (
+        indptr.ndim != 1
+        or indptr.size == 0
+        or indptr.dtype.kind not in "iu"
+        or (indptr[0], indptr[-1]) != (0, indices.size)
+        or (indptr[1:] < indptr[:-1]).any()
+    ):
+        raise DatasetError(
+            f"{where}, key indptr must rise from 0 to the number of indices ({indices.size}), got "
+            f"shape {indptr.shape} of {indptr.dtype}"
+        )
+    return indices, np.repeat(np.arange(indptr.size - 1), np.diff(indptr))
 
 
 def csr_from_dense(x: Array) -> CSRFeatures:
@@ -211,11 +232,13 @@ def _num_nodes(arrays: Mapping[str, Array], where: object) -> int | None:
     return int(count.item())
 
 
-def _graph_from_csr(indptr: Array, indices: Array, fields: dict[str, Any], name: str) -> Graph:
+def _graph_from_csr(
+    arrays: Mapping[str, Array], fields: dict[str, Any], where: object, name: str
+) -> Graph:
     """Build a graph from CSR; rows that are not ascending are sorted, edge data with them."""
-    bare = Graph(indptr, indices, name=name)
-    src, dst = bare.edges()
+    indptr, indices = arrays["indptr"], arrays["indices"]
+    src, dst = csr_ends(indptr, indices, where)
     ascending = (np.diff(src) >= 0) | (np.diff(dst) > 0)
     if ascending.all():
-        return bare.replace(**fields)
-    return graph_from_edges(src, dst, num_nodes=bare.num_nodes, name=name, **fields)
+        return Graph(indptr, indices, name=name, **fields)
+    return graph_from_edges(src, dst, num_nodes=indptr.size - 1, name=name, **fields)

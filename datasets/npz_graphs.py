@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gnn_dist.datasets.arrays import graph_from_arrays, read_npz
+from gnn_dist.datasets.arrays import csr_ends, graph_from_arrays, read_npz
 from gnn_dist.datasets.base import DatasetInfo, naming, need_root
 from gnn_dist.datasets.pyg_downloads import download
 from gnn_dist.errors import DatasetError
@@ -86,8 +86,7 @@ class NpzGraph:
         if missing:
             raise DatasetError(f"{path} must hold the keys {', '.join(missing)}, got none of them")
         with naming(path):
-            # Graph checks the structure; its rows are the adjacency's sources here.
-            dst, src = Graph(arrays["adj_indptr"], arrays["adj_indices"]).edges()
+            src, dst = csr_ends(arrays["adj_indptr"], arrays["adj_indices"], path)
             proper = src != dst
             values = arrays["attr_data"]
             x = CSRFeatures(

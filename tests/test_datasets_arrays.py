@@ -103,6 +103,15 @@ def test_contradictions_name_the_file(arrays, message):
         build(**arrays)
 
 
+@pytest.mark.parametrize("indptr", [[0, 2], [1, 3], [0, 2, 1, 3], [[0, 3]], [], [0.0, 3.0]])
+def test_csr_offsets_are_checked(indptr):
+    arrays = {"indptr": np.array(indptr), "indices": np.array([0, 0, 0])}
+    with pytest.raises(
+        DatasetError, match=r"key indptr must rise from 0 to the number of .* \(3\)"
+    ):
+        graph_from_arrays(arrays, "here.npz", name="toy")
+
+
 def test_missing_structure_lists_what_is_there():
     with pytest.raises(DatasetError, match="edge_index, or indptr and indices, got x"):
         graph_from_arrays({"x": np.zeros((1, 1))}, "here.npz", name="toy")

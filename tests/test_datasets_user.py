@@ -36,7 +36,7 @@ def test_folder_gives_every_field(tmp_path):
         labels=np.array([0, 1, 0, -1]),
         train_mask=np.array([1, 0, 0, 0]),
         val_mask=np.array([False, True, False, False]),
-        test_mask=np.zeros((4, 2), np.uint8),
+        test_mask=np.zeros(4, np.uint8),
         edge_weight=weights,
         edge_attr=attributes,
         edge_type=types,
@@ -47,13 +47,22 @@ def test_folder_gives_every_field(tmp_path):
     assert graph.x.dtype == np.float16
     assert graph.y.tolist() == [0, 1, 0, -1]
     assert graph.train_mask.tolist() == [True, False, False, False]
-    assert graph.test_mask.shape == (4, 2)
+    assert graph.test_mask.tolist() == [False] * 4
     # CSR order is 0 -> 1, 1 -> 2: the reverse of the file's, edge data with it.
     assert graph.edge_id.tolist() == [1, 0]
     assert graph.edge_weight.tolist() == [1, 2]
     assert graph.edge_weight.dtype == np.float16
     assert graph.edge_attr.tolist() == attributes[::-1].tolist()
     assert graph.edge_type.tolist() == [0, 1]
+
+
+def test_several_splits_by_columns_or_stacked(tmp_path):
+    columns = np.array([[1, 0], [0, 1], [0, 0]], bool)
+    first = load_dataset(write(tmp_path / "a", train_mask=columns))
+    second = load_dataset(write(tmp_path / "b", train_masks=columns.T))
+    assert first.num_splits == second.num_splits == 2
+    assert (first.train_mask == columns).all()
+    assert (second.train_mask == columns).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
