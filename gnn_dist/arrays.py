@@ -31,7 +31,7 @@ __all__ = [
 Array = NDArray[Any]
 
 INT32_LIMIT = 2**31
-CHECK_CHUNK = 1 << 22  # elements looked at together, so that checks need little memory
+CHECK_CHUNK = 1 << 20  # elements looked at together, so that checks need little memory
 
 
 def csr_take(indptr: Array, rows: Array) -> tuple[Array, Array]:

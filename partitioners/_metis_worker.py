@@ -3,8 +3,8 @@
 It is run as a file, so that it imports NumPy and pymetis alone and is up in 0.15 s. Whatever METIS
 does to its process (it may end it, print, trap signals or run out of stack) happens here.
 
-Reads `problem.json` and the int64 vectors `indptr.npy indices.npy node_weight.npy` and, if there,
-`edge_weight.npy`; writes `parts.npy` (int32) and `cut.json`.
+Reads `problem.json` and, as raw int64, `indptr indices node_weight` and `edge_weight` if there is
+one (each `<name>.int64`); writes `parts.npy` (int32) and `cut.json`.
 """
 
 import json
@@ -23,10 +23,10 @@ def main(folder: Path, parent: int) -> None:
     import pymetis
 
     def load(name: str) -> Any:  # noqa: ANN401 - an array, or None
-        path = folder / f"{name}.npy"
+        path = folder / f"{name}.int64"
         if not path.exists():
             return None
-        values = np.load(path, mmap_mode="r")
+        values = np.memmap(path, np.int64, mode="r")
         index = pymetis.zero_copy_dtype()  # int32 in some builds of METIS
         if index.itemsize < 8 and len(values) and values.max() > np.iinfo(index).max:
             raise OverflowError(f"{name} needs 64-bit integers, this pymetis is built with {index}")

@@ -1,71 +1,78 @@
-"""The simple undirected graph that METIS and its kind need, made from any directed multigraph."""
+"""The simple undirected graph that METIS and its kind need, made from any directed multigraph.
 
+Each pair of different nodes with an edge in either direction becomes one undirected edge, whose
+multiplicity counts the directed edges of both directions. Self-loops are left out: they are never
+cut. It is made row by row, so that the whole of it need never be in memory.
+"""
+
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnn_dist.arrays import chunks
+from gnn_dist.arrays import INT32_LIMIT, row_blocks
 from gnn_dist.graph import Graph, edge_chunks
 
-__all__ = ["Adjacency", "internal_degree", "undirected"]
+__all__ = ["UndirectedRows", "has_neighbours", "internal_degree", "undirected_rows"]
 
 Array = NDArray[Any]
 
 
-class Adjacency(NamedTuple):
-    """An undirected graph in CSR: symmetric, no self-loops, no repeats.
+class UndirectedRows(NamedTuple):
+    """Consecutive rows of an undirected graph in CSR.
 
     Attributes:
-        indptr: int32 or int64 (n + 1,).
-        indices: int32 or int64 (2m,), neighbours, in no particular order within a row.
-        multiplicity: int32 (2m,), how many directed edges each entry stands for, at least one.
+        degree: int64 (r,), neighbours of each row.
+        neighbours: int64 (k,), row after row, ascending.
+        multiplicity: int64 (k,), how many directed edges each entry stands for, at least one.
     """
 
-    indptr: Array
-    indices: Array
+    degree: Array
+    neighbours: Array
     multiplicity: Array
 
-    @property
-    def num_nodes(self) -> int:
-        """The number of nodes, n."""
-        return len(self.indptr) - 1
 
-    def without_isolated(self) -> tuple["Adjacency", Array]:
-        """Return the graph of the nodes that have neighbours, and the int64 ids of these nodes."""
-        connected = np.diff(self.indptr) > 0
-        core = np.flatnonzero(connected)
-        if len(core) == self.num_nodes:
-            return self, core
-        new_id = np.cumsum(connected, dtype=self.indices.dtype) - 1
-        indices = np.empty_like(self.indices)
-        done = 0
-        for block in chunks(self.indices):
-            indices[done : done + len(block)] = new_id[block]
-            done += len(block)
-        indptr = np.append(self.indptr[core], self.indptr[-1])
-        return Adjacency(indptr, indices, self.multiplicity), core
+def has_neighbours(graph: Graph) -> Array:
+    """Return bool (N,): which nodes have an edge, in either direction, with another node."""
+    connected = np.zeros(graph.num_nodes, bool)
+    for src, dst in edge_chunks(graph):
+        proper = src != dst
+        connected[src[proper]] = True
+        connected[dst[proper]] = True
+    return connected
 
 
-def undirected(graph: Graph) -> Adjacency:
-    """Return a simple undirected copy of a graph, in O(N + E) time.
+def undirected_rows(graph: Graph) -> Iterator[UndirectedRows]:
+    """Yield a simple undirected copy of a graph, some rows at a time, from node 0 to N - 1.
 
-    Each pair of different nodes with an edge in either direction becomes one undirected edge,
-    whose multiplicity counts the directed edges of both directions. Self-loops are left out: they
-    are never cut.
+    O(N + E log E) time; 5 bytes an edge while it runs, for the transposed structure
+    (17 from 2^31 edges).
     """
     import scipy.sparse
 
-    copies = np.ones(graph.num_edges, np.int32)
-    done = 0
-    for src, dst in edge_chunks(graph):
-        copies[done : done + len(src)] = src != dst
-        done += len(src)
-    shape = (graph.num_nodes, graph.num_nodes)
-    one_way = scipy.sparse.csr_array((copies, graph.indices, graph.indptr), shape)
-    both_ways = one_way + one_way.T.tocsr()  # adds up repeats and drops the zeros of self-loops
-    both_ways.eliminate_zeros()
-    return Adjacency(both_ways.indptr, both_ways.indices, both_ways.data)
+    num_nodes = graph.num_nodes
+    no_data = np.zeros(graph.num_edges, np.int8)
+    # SciPy widens the indices to the offsets' type, so give narrow offsets where they fit.
+    narrow = graph.indices.dtype if graph.num_edges < INT32_LIMIT else np.dtype(np.int64)
+    rows_in = (no_data, graph.indices, graph.indptr.astype(narrow, copy=False))
+    out = scipy.sparse.csr_array(rows_in, (num_nodes, num_nodes)).tocsc()
+    del no_data, rows_in
+    for rows in row_blocks(graph.in_degree + np.diff(out.indptr)):
+        # One number for each (row of the block, neighbour), of both directions.
+        keys = [
+            np.repeat(
+                np.arange(rows.stop - rows.start) * num_nodes,
+                np.diff(indptr[rows.start : rows.stop + 1]),
+            )
+            + indices[indptr[rows.start] : indptr[rows.stop]]
+            for indptr, indices in ((graph.indptr, graph.indices), (out.indptr, out.indices))
+        ]
+        pairs, multiplicity = np.unique(np.concatenate(keys), return_counts=True)
+        row, neighbour = np.divmod(pairs, num_nodes)
+        proper = neighbour != row + rows.start
+        degree = np.bincount(row[proper], minlength=rows.stop - rows.start)
+        yield UndirectedRows(degree, neighbour[proper], multiplicity[proper])
 
 
 def internal_degree(graph: Graph, assignment: Array) -> Array:

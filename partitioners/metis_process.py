@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnn_dist.arrays import chunks
 from gnn_dist.errors import PartitionError
 
-__all__ = ["run_metis", "write_vector"]
+__all__ = ["run_metis", "write_integers"]
 
 Array = NDArray[Any]
 
@@ -22,16 +21,12 @@ WORKER = Path(__file__).with_name("_metis_worker.py")
 LOG_TAIL = 400  # characters of METIS's output that a message quotes
 
 
-def write_vector(path: Path, values: Array) -> None:
-    """Write an integer vector as an int64 `.npy` file, without an int64 copy of it in memory.
+def write_integers(file: BinaryIO, values: Array) -> None:
+    """Append integers to a file, as raw int64 of this machine's byte order.
 
     Plain writes, since a full disk then is an `OSError`; behind a memory map it kills the process.
     """
-    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int64)), "fortran_order": False}
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {**header, "shape": values.shape})
-        for block in chunks(values):
-            block.astype(np.int64).tofile(file)
+    file.write(values.astype(np.int64, copy=False).data)
 
 
 def run_metis(
@@ -40,7 +35,8 @@ def run_metis(
     """Run METIS on the vectors that a folder holds and check what it returns.
 
     Args:
-        folder: Holds `indptr.npy indices.npy node_weight.npy` and perhaps `edge_weight.npy`.
+        folder: Holds `indptr indices node_weight` and perhaps `edge_weight`, as `write_integers`
+            writes them, in `<name>.int64`.
         num_nodes: The graph's nodes.
         num_parts: 2 to `num_nodes`.
         recursive: Recursive bisection instead of the direct k-way algorithm.
