@@ -22,8 +22,8 @@ class Contiguous:
 
     Attributes:
         balance: `nodes`: ranges of equal length, within one node. `edges`: the largest number of
-            in-edges of a range is as small as ranges allow, and the cuts lie as near to equal
-            numbers of in-edges as that permits (equal lengths if there are no edges).
+            in-edges of a range is as small as ranges allow, and within that each range has about
+            an equal share of what the earlier ones left (equal lengths if there are no edges).
 
     Example:
         >>> from gnn_dist.graph import graph_from_edges
@@ -104,7 +104,9 @@ def _near_equal_cuts(prefix: Array, num_parts: int, bottleneck: int) -> Array:
     for run in range(1, num_parts):
         start = int(bounds[run - 1])
         last = int(np.searchsorted(prefix, prefix[start] + bottleneck, side="right")) - 1
-        cut = _nearest(prefix, int(prefix[-1]) * run / num_parts)
+        # An equal share of what is left, since an earlier hub may have taken more than its share.
+        share = int(prefix[-1] - prefix[start]) / (num_parts - run + 1)
+        cut = _nearest(prefix, int(prefix[start]) + share)
         cut = max(cut, earliest[run], start + 1)
         bounds[run] = min(cut, last, num_tasks - (num_parts - run))
     bounds[-1] = num_tasks
