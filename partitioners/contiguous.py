@@ -114,8 +114,8 @@ def _near_equal_cuts(prefix: Array, num_parts: int, bottleneck: int) -> Array:
 
 
 def _nearest(prefix: Array, target: float) -> int:
-    """Return the position whose prefix sum is nearest to a target; the first of equals."""
+    """Return the position whose prefix sum is nearest to a target."""
     after = int(np.searchsorted(prefix, target))
     if after and target - prefix[after - 1] <= prefix[after] - target:
-        return int(np.searchsorted(prefix, prefix[after - 1]))
+        return after - 1
     return after

@@ -72,7 +72,9 @@ def _reason(code: int, log: Path) -> str:
             f"was killed{said}, most likely because memory ran out: use a machine with more of "
             "it, or --method contiguous"
         )
-    end = f"failed with exit code {code}" if code > 0 else f"died of {signal.Signals(-code).name}"
+    end = f"failed with exit code {code}"
+    if code < 0:
+        end = f"died of signal {-code}, {signal.strsignal(-code)}"
     return f"{end}{said}: try another seed, recursive=True or False, or --method contiguous"
 
 

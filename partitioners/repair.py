@@ -31,13 +31,10 @@ def deal_to_lightest(part_weight: Array, weights: Array) -> Array:
     # The level is that of the smallest set of lightest parts which does not reach the next part.
     level = levels[np.argmax(levels <= np.append(ground[1:], np.inf))]
     filled = np.cumsum(np.maximum(level - part_weight, 0))
-    # A node belongs where its middle comes to lie when all are laid end to end.
+    # A node belongs where its middle comes to lie when all are laid end to end. The last middle is
+    # half a weight short of the end, which is more than rounding can be.
     middle = np.cumsum(weights) - weights / 2
-    part = np.searchsorted(filled, middle, side="right")
-    # Rounding may carry the last node beyond the last part that takes any.
-    takes = np.flatnonzero(level - part_weight > 0)
-    last = takes[-1] if len(takes) else 0
-    return np.minimum(part, last).astype(np.int32)
+    return np.searchsorted(filled, middle, side="right").astype(np.int32)
 
 
 def fill_empty_parts(assignment: Array, num_parts: int, cost: Array) -> tuple[Array, int]:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from gnn_dist import arrays
 from gnn_dist.graph import graph_from_edges
+from gnn_dist.partitioners import adjacency
 from gnn_dist.partitioners.adjacency import has_neighbours, internal_degree, undirected_rows
 
 
@@ -50,8 +51,10 @@ def test_any_multigraph(seed, num_nodes, num_edges, limit):
         assert has_neighbours(graph).tolist() == expected(graph).any(axis=0).tolist()
 
 
-def test_wide_ids_are_used_as_they_are():
+def test_wide_ids_and_offsets_are_used_as_they_are(monkeypatch):
+    monkeypatch.setattr(adjacency, "INT32_LIMIT", 1)
     graph = graph_from_edges([0, 1], [1, 2])
+    assert dense(graph).tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
     object.__setattr__(graph, "indices", graph.indices.astype(np.int64))  # as from 2^31 nodes
     assert dense(graph).tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
 

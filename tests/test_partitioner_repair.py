@@ -58,9 +58,9 @@ def test_filling_takes_the_cheapest_nodes_of_the_largest_part():
 
 
 def test_filling_takes_half_at_most():
-    mended, moved = fill_empty_parts(np.array([0, 0, 0, 2, 2, 2, 2]), 3, np.arange(7))
-    assert mended.tolist() == [0, 0, 0, 1, 1, 2, 2]
-    assert moved == 2
+    mended, moved = fill_empty_parts(np.array([0, 0, 0, 2, 2, 2, 3, 3]), 4, np.arange(8))
+    assert mended.tolist() == [1, 0, 0, 2, 2, 2, 3, 3]
+    assert moved == 1
 
 
 def test_filling_leaves_full_assignments_alone():
