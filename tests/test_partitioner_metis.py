@@ -1,10 +1,6 @@
-"""METIS behind its front end: input that harms or misleads bare METIS, and a child that fails."""
+"""METIS behind its front end: quality, options, and input that harms or misleads bare METIS."""
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +10,7 @@ import pytest
 from gnn_dist.errors import PartitionError
 from gnn_dist.graph import Graph, graph_from_edges
 from gnn_dist.partition import measure_quality
-from gnn_dist.partitioners import Metis, metis, metis_process, partition_graph
+from gnn_dist.partitioners import Metis, metis, partition_graph
 
 DATA = os.environ.get("GNN_DIST_DATA")
 
@@ -168,7 +164,8 @@ def test_only_self_loops_and_isolated_nodes():
     assert by_nodes.notes == by_edges.notes == ()
 
 
-def test_fewer_linked_nodes_than_parts():
+def test_fewer_linked_nodes_than_parts_need_no_child(monkeypatch):
+    monkeypatch.setattr(metis, "run_metis", None)
     graph = graph_from_edges([0, 5], [5, 9], num_nodes=10)
     partition = partition_graph(graph, 4, balance="nodes")
     assert sorted(partition.sizes.tolist()) == [2, 2, 3, 3]
@@ -232,151 +229,7 @@ def test_bisection_is_used_where_it_was_better(options, num_parts, recursive):
     assert Metis(**options)._is_recursive(num_parts) is recursive
 
 
-# ---- the child process
-
-
-def with_worker(monkeypatch, tmp_path, code):
-    worker = tmp_path / "worker.py"
-    worker.write_text("import os, sys, signal, json\nfolder = sys.argv[1]\n" + code)
-    monkeypatch.setattr(metis_process, "WORKER", worker)
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        (
-            "os.kill(os.getpid(), signal.SIGSEGV)",
-            "died of signal 11, Segmentation fault: try another seed",
-        ),
-        ("print('free(): corrupted'); os.abort()", r"died of signal 6, Aborted"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed, most likely because memory ran out"),
-        (
-            "raise RuntimeError('Caught an unknown exception!')",
-            r"failed with exit code 1 \(RuntimeError: Caught an unknown exception!\): try another",
-        ),
-        ("sys.exit('no such luck')", r"failed with exit code 1 \(no such luck\)"),
-    ],
-)
-def test_a_child_that_fails_is_an_error_with_advice(monkeypatch, tmp_path, code, message):
-    with_worker(monkeypatch, tmp_path, code)
-    with pytest.raises(PartitionError, match=r"METIS on 9 nodes in 2 parts " + message):
-        partition_graph(grid(3), 2)
-
-
-@pytest.mark.parametrize(
-    ("parts", "cut", "message"),
-    [
-        ([0] * 9, -4947, r"returned no partition \(9 entries in 0\.\.0, cut -4947\)"),
-        ([0] * 8 + [2], 3, r"9 entries in 0\.\.2"),
-        ([-1] * 9, 3, r"in -1\.\.0"),
-        ([0] * 5, 3, "5 entries"),
-    ],
-)
-def test_a_result_that_is_no_partition_is_refused(monkeypatch, tmp_path, parts, cut, message):
-    code = (
-        f"import numpy\nnumpy.save(folder + '/parts.npy', numpy.array({parts}))\n"
-        f"open(folder + '/cut.json', 'w').write('{cut}')"
-    )
-    with_worker(monkeypatch, tmp_path, code)
-    with pytest.raises(PartitionError, match=message):
-        partition_graph(grid(3), 2)
-
-
-def test_no_room_for_temporary_files_is_an_error_with_advice(monkeypatch, tmp_path):
-    monkeypatch.setattr(metis.tempfile, "tempdir", str(tmp_path / "absent"))
-    with pytest.raises(PartitionError, match=r"set TMPDIR to a folder with room"):
-        partition_graph(grid(3), 2)
-
-
-def test_nothing_is_left_behind(monkeypatch, tmp_path):
-    monkeypatch.setattr(metis.tempfile, "tempdir", str(tmp_path))
-    partition_graph(grid(3), 2)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_warnings_turned_into_errors_do_not_reach_the_child(monkeypatch):
-    monkeypatch.setenv("PYTHONWARNINGS", "error")
-    assert partition_graph(grid(3), 2).sizes.min() > 0
-
-
-def test_a_small_stack_does_not_matter():
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    resource.setrlimit(resource.RLIMIT_STACK, (256 * 1024, hard))
-    try:
-        assert partition_graph(skewed(), 64).sizes.min() > 0
-    finally:
-        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="relies on Linux's parent death signal")
-def test_the_child_ends_with_its_parent(tmp_path):
-    # A parent that starts a child which arranges for its end as the worker does, then sleeps.
-    worker = metis_process.WORKER
-    child = (
-        f"import sys, time, importlib.util as u\n"
-        f"spec = u.spec_from_file_location('worker', {str(worker)!r})\n"
-        "worker = u.module_from_spec(spec); spec.loader.exec_module(worker)\n"
-        "worker.end_with(int(sys.argv[1])); worker.set_limits()\n"
-        "print('ready', flush=True); time.sleep(60)"
-    )
-    parent = (
-        "import os, subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}, str(os.getpid())],\n"
-        "                         stdout=subprocess.PIPE)\n"
-        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    child_pid = int(process.stdout.readline())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    for _ in range(100):
-        if not is_running(child_pid):
-            return
-        time.sleep(0.05)
-    pytest.fail("the child outlived its parent by 5 s")
-
-
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def test_an_orphan_refuses_to_start(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-P", str(metis_process.WORKER), str(tmp_path), "-1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 1
-    assert "the parent process has ended" in result.stderr
-
-
-def test_the_worker_imports_little(tmp_path):
-    # Two triangles, 0 1 2 and 3 4 5, joined by 2 - 3.
-    vectors = {
-        "indptr": [0, 2, 4, 7, 10, 12, 14],
-        "indices": [1, 2, 0, 2, 0, 1, 3, 2, 4, 5, 3, 5, 3, 4],
-        "node_weight": [1] * 6,
-    }
-    for name, values in vectors.items():
-        with (tmp_path / f"{name}.int64").open("wb") as file:
-            metis_process.write_integers(file, np.array(values, np.int32))
-    problem = {"num_parts": 2, "recursive": True, "options": {"seed": 0}}
-    (tmp_path / "problem.json").write_text(json.dumps(problem))
-    code = (
-        "import os, runpy, sys\n"
-        f"sys.argv = ['worker', {str(tmp_path)!r}, str(os.getppid())]\n"
-        f"runpy.run_path({str(metis_process.WORKER)!r}, run_name='__main__')\n"
-        "sys.exit(bool({'torch', 'scipy', 'gnn_dist'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
-    parts = np.load(tmp_path / "parts.npy")
-    assert parts.dtype == np.int32
-    assert parts.tolist() in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
-    assert json.loads((tmp_path / "cut.json").read_text()) == 1
+def test_options_reach_metis_in_its_own_words():
+    made = Metis(seed=5, objective="volume", imbalance=0.0504, tries=7)._metis_options()
+    assert made == {"seed": 5, "ncuts": 7, "objtype": 1, "ufactor": 50}
+    assert Metis()._metis_options() == {"seed": 0, "ncuts": 1, "objtype": 0, "ufactor": 30}
