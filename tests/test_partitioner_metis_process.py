@@ -1,7 +1,6 @@
 """The child process in which METIS runs: how it starts, fails, and ends with its parent."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
