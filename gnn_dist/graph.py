@@ -18,68 +18,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gnn_dist.arrays import (
+    INT32_LIMIT,
+    as_bool,
+    as_float,
+    as_index,
+    as_mask,
+    check_ascending,
+    checked_indptr,
+    describe,
+    row_blocks,
+)
 from gnn_dist.errors import GraphError
+from gnn_dist.features import CSRFeatures
 
-__all__ = ["CSRFeatures", "Graph", "graph_from_edges"]
+__all__ = ["INT32_LIMIT", "CSRFeatures", "Graph", "edge_chunks", "graph_from_edges"]
 
 Array = NDArray[Any]
 
-INT32_LIMIT = 2**31
-CHECK_CHUNK = 1 << 22  # elements looked at together by the checks, which so need little memory
 MASK_NAMES = ("train_mask", "val_mask", "test_mask")
 EDGE_NAMES = ("edge_id", "edge_weight", "edge_attr", "edge_type")
-
-
-@dataclass(frozen=True, eq=False)
-class CSRFeatures:
-    """Sparse node features (bag of words) in CSR.
-
-    Attributes:
-        indptr: int64 (N + 1,), offsets of the rows.
-        indices: int32 (nnz,), feature columns.
-        data: Floating (nnz,), or None when every stored value is one.
-        num_features: F, the number of columns.
-    """
-
-    indptr: Array
-    indices: Array
-    data: Array | None
-    num_features: int
-
-    def __post_init__(self) -> None:
-        _set(self, "indptr", _checked_indptr(self.indptr, len(self.indices), "x_indptr"))
-        _set(self, "indices", _as_index(self.indices, self.num_features, "x_indices"))
-        if self.data is not None:
-            if self.data.shape != self.indices.shape:
-                raise GraphError(
-                    f"x_data must have one value per index, got {self.data.shape} values for "
-                    f"{self.indices.shape} indices"
-                )
-            _set(self, "data", _as_float(self.data, "x_data"))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, F)."""
-        return len(self.indptr) - 1, self.num_features
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values; float32 where they are implied ones."""
-        return np.dtype(np.float32) if self.data is None else self.data.dtype
-
-    def take(self, rows: Array) -> "CSRFeatures":
-        """Return the given rows, in the given order."""
-        indptr, position = csr_take(self.indptr, rows)
-        data = None if self.data is None else self.data[position]
-        return CSRFeatures(indptr, self.indices[position], data, self.num_features)
-
-    def to_dense(self) -> Array:
-        """Return a dense (N, F) copy; repeated columns of a row add up."""
-        dense = np.zeros(self.shape, self.dtype)
-        rows = np.repeat(np.arange(self.shape[0]), np.diff(self.indptr))
-        values = np.ones(len(self.indices), self.dtype) if self.data is None else self.data
-        np.add.at(dense, (rows, self.indices), values)
-        return dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,14 +81,16 @@ class Graph:
     name: str = field(default="graph", kw_only=True)
 
     def __post_init__(self) -> None:
-        _set(self, "indptr", _checked_indptr(self.indptr, len(self.indices), "indptr"))
-        _set(self, "indices", _as_index(self.indices, self.num_nodes, "indices"))
+        _set(self, "indptr", checked_indptr(self.indptr, len(self.indices), "indptr"))
+        _set(self, "indices", as_index(self.indices, self.num_nodes, "indices"))
+        check_ascending(self.indptr, self.indices)
         self._check_features()
         self._check_labels()
         for name in MASK_NAMES:
-            mask = getattr(self, name)
-            if mask is not None:
-                _set(self, name, _as_mask(mask, self.num_nodes, name))
+            if self._has(name):
+                mask = getattr(self, name)
+                _set(self, name, as_mask(mask, self.num_nodes, name))
+        self._check_splits()
         self._check_masked_labels()
         self._check_edge_data()
 
@@ -197,12 +157,12 @@ class Graph:
     def _check_features(self) -> None:
         if self.x is None:
             return
-        if self.x.shape[0] != self.num_nodes or len(self.x.shape) != 2:
+        x = self.x if isinstance(self.x, CSRFeatures) else np.asarray(self.x)
+        if len(x.shape) != 2 or x.shape[0] != self.num_nodes:
             raise GraphError(
-                f"x must have shape (num_nodes={self.num_nodes}, F), got {tuple(self.x.shape)}"
+                f"x must have shape (num_nodes={self.num_nodes}, F), got {tuple(x.shape)}"
             )
-        if not isinstance(self.x, CSRFeatures):
-            _set(self, "x", _as_float(self.x, "x"))
+        _set(self, "x", x if isinstance(x, CSRFeatures) else as_float(x, "x"))
 
     def _check_labels(self) -> None:
         if self.y is None:
@@ -217,16 +177,28 @@ class Graph:
         if y.ndim == 1:
             y, found = _class_labels(y)
         else:
-            y, found = _as_bool(y, "y with several labels a node"), y.shape[1]
+            y, found = as_bool(y, "y with several labels a node"), y.shape[1]
         classes = found if self.num_classes is None else self.num_classes
-        if found > classes or (y.ndim == 2 and found != classes):
-            where = int(np.argmax(y >= classes)) if y.ndim == 1 else 0
+        if y.ndim == 2 and found != classes:
             raise GraphError(
-                f"labels must lie in 0..{classes - 1} (num_classes={classes}), got "
-                f"{found - 1} at node {where}"
+                f"y must have one column per class (num_classes={classes}), got {found} columns"
+            )
+        if found > classes:
+            where = int(np.argmax(y >= classes))
+            raise GraphError(
+                f"labels must lie in 0..{classes - 1} (num_classes={classes}), got {y[where]} "
+                f"at node {where}"
             )
         _set(self, "y", y)
         _set(self, "num_classes", int(classes))
+
+    def _check_splits(self) -> None:
+        shapes = {name: getattr(self, name).shape for name in MASK_NAMES if self._has(name)}
+        if len(set(shapes.values())) > 1:
+            raise GraphError(f"the masks must hold equally many splits, got shapes {shapes}")
+
+    def _has(self, name: str) -> bool:
+        return getattr(self, name) is not None
 
     def _check_masked_labels(self) -> None:
         if self.y is None or self.y.ndim != 1:
@@ -246,19 +218,8 @@ class Graph:
 
     def _check_edge_data(self) -> None:
         for name in EDGE_NAMES:
-            values = getattr(self, name)
-            if values is None:
-                continue
-            if len(values) != self.num_edges:
-                raise GraphError(
-                    f"{name} must have one row per edge ({self.num_edges}), got {len(values)}"
-                )
-            if name in ("edge_weight", "edge_attr"):
-                _set(self, name, _as_float(values, name))
-        if self.edge_weight is not None and self.edge_weight.ndim != 1:
-            raise GraphError(f"edge_weight must be one-dimensional, got {self.edge_weight.shape}")
-        if self.edge_attr is not None and self.edge_attr.ndim == 1:
-            _set(self, "edge_attr", self.edge_attr[:, None])
+            if self._has(name):
+                _set(self, name, _edge_data(getattr(self, name), self.num_edges, name))
 
 
 def graph_from_edges(
@@ -276,7 +237,7 @@ def graph_from_edges(
         dst: Integer (E,), where it ends: dst aggregates from src.
         num_nodes: N. Without it N is taken from `x` or `y` in `data`, then from the largest id.
         symmetrize: Add the reverse of every edge and drop the copies this makes (and no other
-            repeats: none stay), so that the result is symmetric. Edge data goes with its edge.
+            repeats: none stay), so that the structure is symmetric. Edge data goes with its edge.
         **data: Other fields of `Graph`; edge data in the order of the edge list. `edge_id` is
             filled in when there is edge data.
 
@@ -288,6 +249,8 @@ def graph_from_edges(
     """
     src_id, dst_id = _as_edge_ends(src, dst)
     num_nodes = _infer_num_nodes(num_nodes, data, src_id, dst_id)
+    if num_nodes < 0:
+        raise GraphError(f"num_nodes must be at least 0, got {num_nodes}")
     _check_ends(src_id, dst_id, num_nodes)
     edge_data = {k: np.asarray(data.pop(k)) for k in EDGE_NAMES if data.get(k) is not None}
     for name, values in edge_data.items():
@@ -312,106 +275,47 @@ def graph_from_edges(
     return Graph(indptr, src_id[order], **data)
 
 
-def csr_take(indptr: Array, rows: Array) -> tuple[Array, Array]:
-    """Select rows of a CSR structure.
+def edge_chunks(graph: Graph) -> Iterator[tuple[Array, Array]]:
+    """Yield (src, dst) of consecutive edges in CSR order, about `CHECK_CHUNK` edges at a time.
 
-    Args:
-        indptr: int64 (R + 1,).
-        rows: Integer (k,), rows to take, in this order.
-
-    Returns:
-        The new int64 indptr (k + 1,) and the int64 positions of the entries taken.
+    All blocks together are `graph.edges()`, which needs memory for every edge at once.
     """
-    counts = indptr[rows + 1] - indptr[rows]
-    new_indptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(counts, out=new_indptr[1:])
-    position = np.arange(new_indptr[-1]) + np.repeat(indptr[rows] - new_indptr[:-1], counts)
-    return new_indptr, position
-
-
-def chunks(array: Array) -> Iterator[Array]:
-    """Yield consecutive row blocks of about `CHECK_CHUNK` elements."""
-    width = max(1, int(np.prod(array.shape[1:])))
-    step = max(1, CHECK_CHUNK // width)
-    for start in range(0, len(array), step):
-        yield array[start : start + step]
+    for rows in row_blocks(graph.in_degree):
+        start, stop = graph.indptr[rows.start], graph.indptr[rows.stop]
+        counts = np.diff(graph.indptr[rows.start : rows.stop + 1])
+        dst = np.arange(rows.start, rows.stop, dtype=graph.indices.dtype)
+        yield graph.indices[start:stop], np.repeat(dst, counts)
 
 
 def _set(instance: object, name: str, value: object) -> None:
     object.__setattr__(instance, name, value)
 
 
-def _checked_indptr(indptr: Array, num_entries: int, name: str) -> Array:
-    indptr = np.asarray(indptr)
-    if indptr.ndim != 1 or len(indptr) == 0 or indptr.dtype.kind not in "iu":
-        raise GraphError(f"{name} must be a non-empty integer vector, got {_describe(indptr)}")
-    indptr = indptr.astype(np.int64, copy=False)
-    if indptr[0] != 0 or indptr[-1] != num_entries or np.any(np.diff(indptr) < 0):
-        raise GraphError(
-            f"{name} must rise from 0 to the number of entries ({num_entries}), got "
-            f"{indptr[0]}..{indptr[-1]}"
-        )
-    return indptr
-
-
-def _as_index(indices: Array, limit: int, name: str) -> Array:
-    indices = np.asarray(indices)
-    if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
-        raise GraphError(f"{name} must be an integer vector, got {_describe(indices)}")
-    if len(indices):
-        low, high = int(indices.min()), int(indices.max())
-        if low < 0 or high >= limit:
-            bad = high if high >= limit else low
-            raise GraphError(f"{name} must lie in 0..{limit - 1}, got {bad}")
-    return indices.astype(np.int32 if limit < INT32_LIMIT else np.int64, copy=False)
-
-
-def _as_float(values: Array, name: str) -> Array:
-    """Check that numbers are finite; integers and booleans become float32, floats stay."""
+def _edge_data(values: Array, num_edges: int, name: str) -> Array:
+    """Check one kind of edge data; `edge_attr` of one column may come as a vector."""
     values = np.asarray(values)
-    if values.dtype.kind in "iub":
-        return values.astype(np.float32)
-    if values.dtype.kind != "f":
-        raise GraphError(f"{name} must hold numbers, got {_describe(values)}")
-    row = 0
-    for block in chunks(values):
-        finite = np.isfinite(block)
-        if not finite.all():
-            where = np.argwhere(~finite)[0]
-            raise GraphError(
-                f"{name} must be finite, got {block[tuple(where)]} in row {row + where[0]}: "
-                "replace or drop such values first"
-            )
-        row += len(block)
-    return values
-
-
-def _as_mask(mask: Array, num_nodes: int, name: str) -> Array:
-    mask = np.asarray(mask)
-    if mask.ndim not in (1, 2) or len(mask) != num_nodes:
+    if name == "edge_attr" and values.ndim == 1:
+        values = values[:, None]
+    if values.ndim != (2 if name == "edge_attr" else 1) or len(values) != num_edges:
         raise GraphError(
-            f"{name} must have shape (num_nodes={num_nodes},) or (num_nodes, splits), got "
-            f"{mask.shape}"
+            f"{name} must have one row per edge ({num_edges}), got shape {values.shape}"
         )
-    return _as_bool(mask, name)
-
-
-def _as_bool(values: Array, name: str) -> Array:
-    if values.dtype.kind == "b":
-        return values
-    if values.dtype.kind in "iuf" and bool(np.isin(values, (0, 1)).all()):
-        return values.astype(bool)
-    raise GraphError(f"{name} must hold booleans or 0 and 1, got {_describe(values)}")
+    if name in ("edge_weight", "edge_attr"):
+        return as_float(values, name)
+    if values.dtype.kind not in "iu":
+        raise GraphError(f"{name} must hold integers, got {describe(values)}")
+    return values.astype(np.int64, copy=False) if name == "edge_id" else values
 
 
 def _class_labels(y: Array) -> tuple[Array, int]:
     """Return int64 labels and the number of classes seen; NaN in a float vector means none."""
     if y.dtype.kind == "f":
         y = np.where(np.isnan(y), -1, y)
-        if not np.array_equal(y, np.floor(y)):
-            raise GraphError("y must hold whole class numbers, got fractions")
+        odd = np.flatnonzero(~np.isfinite(y) | (y != np.floor(y)))
+        if len(odd):
+            raise GraphError(f"y must hold whole class numbers, got {y[odd[0]]} at node {odd[0]}")
     elif y.dtype.kind not in "iub":
-        raise GraphError(f"y must hold class numbers, got {_describe(y)}")
+        raise GraphError(f"y must hold class numbers, got {describe(y)}")
     y = y.astype(np.int64, copy=False)
     low = np.flatnonzero(y < -1)
     if len(low):
@@ -421,16 +325,12 @@ def _class_labels(y: Array) -> tuple[Array, int]:
     return y, int(y.max(initial=-1)) + 1
 
 
-def _describe(values: Array) -> str:
-    return f"shape {values.shape} of {values.dtype}"
-
-
 def _as_edge_ends(src: ArrayLike, dst: ArrayLike) -> tuple[Array, Array]:
     ends = []
     for name, values in (("src", src), ("dst", dst)):
         array = np.asarray(values)
         if array.ndim != 1 or (array.dtype.kind not in "iu" and len(array)):
-            raise GraphError(f"{name} must be an integer vector, got {_describe(array)}")
+            raise GraphError(f"{name} must be an integer vector, got {describe(array)}")
         ends.append(array.astype(np.int64, copy=False))
     if len(ends[0]) != len(ends[1]):
         raise GraphError(f"src and dst must be equally long, got {len(ends[0])} and {len(ends[1])}")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnn_dist.arrays import csr_take, row_blocks
 from gnn_dist.errors import PartitionError
 from gnn_dist.graph import Graph
 
@@ -133,8 +134,12 @@ class PartitionBook:
         """Return the consecutive parts that a rank loads.
 
         Raises:
-            PartitionError: There are more ranks than parts.
+            PartitionError: There are more ranks than parts, or there is no such rank.
         """
+        if not 0 <= rank < world_size:
+            raise PartitionError(
+                f"the rank must lie in 0..{world_size - 1} (world_size={world_size}), got {rank}"
+            )
         if world_size > self.num_parts:
             raise PartitionError(
                 f"world_size must be at most the number of parts, got {world_size} ranks for "
@@ -186,7 +191,7 @@ class PartitionQuality:
 
 
 def measure_quality(graph: Graph, partition: Partition) -> PartitionQuality:
-    """Measure a partition of a graph in O(E log E) time at worst and O(cut edges) memory.
+    """Measure a partition of a graph in O(E log E) time at worst and O(N) memory.
 
     Raises:
         PartitionError: The partition is of another number of nodes.
@@ -196,29 +201,46 @@ def measure_quality(graph: Graph, partition: Partition) -> PartitionQuality:
             f"the partition must cover the graph's {graph.num_nodes} nodes, got "
             f"{len(partition.assignment)}"
         )
-    num_parts = partition.num_parts
-    src, dst = graph.edges()
-    src_part, dst_part = partition.assignment[src], partition.assignment[dst]
-    cut = src_part != dst_part
-    # A halo row is a distinct (reading part, source) pair.
-    pairs = np.unique(dst_part[cut].astype(np.int64) * graph.num_nodes + src[cut])
-    halo = np.bincount(pairs // max(1, graph.num_nodes), minlength=num_parts)
-    edge_cut = int(cut.sum())
+    num_edges, num_halo, edge_cut = _count_edges(graph, partition)
     train = None
     if graph.train_mask is not None:
         mask = graph.train_mask if graph.train_mask.ndim == 1 else graph.train_mask[:, 0]
-        train = np.bincount(partition.assignment[mask], minlength=num_parts).tolist()
+        train = np.bincount(partition.assignment[mask], minlength=partition.num_parts).tolist()
     return PartitionQuality(
         num_nodes=partition.sizes.tolist(),
-        num_edges=np.bincount(dst_part, minlength=num_parts).tolist(),
-        num_halo=halo.tolist(),
+        num_edges=num_edges,
+        num_halo=num_halo,
         num_train=train,
         edge_cut=edge_cut,
         edge_cut_fraction=edge_cut / max(1, graph.num_edges),
-        replication_factor=(graph.num_nodes + int(halo.sum())) / graph.num_nodes
+        replication_factor=(graph.num_nodes + sum(num_halo)) / graph.num_nodes
         if graph.num_nodes
         else 1.0,
     )
+
+
+def _count_edges(graph: Graph, partition: Partition) -> tuple[list[int], list[int], int]:
+    """Return per part the in-edges and the halo rows, and the number of cut edges."""
+    node_ptr, in_degree = partition.book.node_ptr, graph.in_degree
+    num_edges, num_halo, edge_cut = [], [], 0
+    # The last part that has read each node: visiting one part after the other, a source is a new
+    # halo row if the mark is of an earlier part. So no list of (part, source) pairs is needed.
+    last_reader = np.full(graph.num_nodes, -1, np.int32)
+    for part in range(partition.num_parts):
+        owned = partition.order[node_ptr[part] : node_ptr[part + 1]]
+        edges = halo = 0
+        for rows in row_blocks(in_degree[owned]):
+            position = csr_take(graph.indptr, owned[rows])[1]
+            src = graph.indices[position]
+            remote = src[partition.assignment[src] != part]
+            new = np.unique(remote[last_reader[remote] != part])
+            last_reader[new] = part
+            edges += len(src)
+            halo += len(new)
+            edge_cut += len(remote)
+        num_edges.append(edges)
+        num_halo.append(halo)
+    return num_edges, num_halo, edge_cut
 
 
 def _max_over_mean(values: list[int]) -> float:

@@ -1,0 +1,26 @@
+"""Partitioners: algorithms that decide which part each node belongs to.
+
+One file per algorithm, each a frozen dataclass of options behind the `Partitioner` protocol.
+`partition_graph` is the way in: it checks the input and the result.
+"""
+
+if __name__ != "gnn_dist.partitioners":
+    raise ImportError(
+        f"this package must be imported as gnn_dist.partitioners, got {__name__}: take the "
+        "repository's root off sys.path, or write `from gnn_dist import partitioners`"
+    )
+
+from gnn_dist.partitioners.contiguous import Contiguous
+from gnn_dist.partitioners.metis import Metis
+from gnn_dist.partitioners.protocol import Partitioner
+from gnn_dist.partitioners.random_hash import RandomHash
+from gnn_dist.partitioners.registry import available, partition_graph
+
+__all__ = [
+    "Contiguous",
+    "Metis",
+    "Partitioner",
+    "RandomHash",
+    "available",
+    "partition_graph",
+]

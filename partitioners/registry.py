@@ -1,0 +1,127 @@
+"""The partitioners by name, and the front end through which every partition is made."""
+
+from collections.abc import Callable
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from gnn_dist.errors import PartitionError, nearest
+from gnn_dist.graph import Graph
+from gnn_dist.partition import Partition
+from gnn_dist.partitioners.contiguous import Contiguous
+from gnn_dist.partitioners.metis import Metis
+from gnn_dist.partitioners.options import check_integer
+from gnn_dist.partitioners.protocol import Partitioner
+from gnn_dist.partitioners.random_hash import RandomHash
+
+__all__ = ["available", "partition_graph"]
+
+
+def available() -> dict[str, type[Partitioner]]:
+    """Return the partitioners by the name that `--method` takes, in alphabetical order.
+
+    Example:
+        >>> list(available())
+        ['contiguous', 'metis', 'random']
+    """
+    algorithms: tuple[type[Partitioner], ...] = (Contiguous, Metis, RandomHash)
+    return {algorithm.name: algorithm for algorithm in algorithms}
+
+
+def partition_graph(
+    graph: Graph,
+    num_parts: int,
+    method: str | Partitioner = "metis",
+    **options: object,
+) -> Partition:
+    """Partition a graph, whatever graph it is, without changing it.
+
+    Args:
+        graph: Directed or not, with or without self-loops, repeated edges and isolated nodes.
+        num_parts: P, at least 1 and at most the number of nodes.
+        method: A name out of `available()`, in any case, or a partitioner of your own.
+        **options: The method's options; none with a partitioner of your own, which has its own.
+
+    Returns:
+        The partition. Its `method`, `options` (seed and defaults included) and `notes` say how it
+        was made.
+
+    Raises:
+        PartitionError: There is no such method, option or value; `num_parts` does not fit the
+            graph; the method failed, or what it returned is no partition of the graph.
+
+    Example:
+        >>> from gnn_dist.graph import graph_from_edges
+        >>> graph = graph_from_edges([0, 1, 2, 3], [1, 2, 3, 0])
+        >>> partition = partition_graph(graph, 2, "contiguous", balance="edges")
+        >>> partition.assignment.tolist(), partition.method, partition.options
+        ([0, 0, 1, 1], 'contiguous', {'balance': 'edges'})
+    """
+    num_parts = _checked_num_parts(graph, num_parts)
+    partitioner = _resolve(method, options)
+    made = partitioner(graph, num_parts)
+    _check_result(made, graph, num_parts, partitioner.name)
+    notes = made.notes
+    empty = np.flatnonzero(made.sizes == 0).tolist()
+    if empty:
+        notes += (f"parts without nodes: {', '.join(map(str, empty))}",)
+    return replace(made, method=partitioner.name, options=asdict(partitioner), notes=notes)
+
+
+def _checked_num_parts(graph: Graph, num_parts: object) -> int:
+    if not graph.num_nodes:
+        raise PartitionError(
+            f"the graph must have at least one node to be partitioned, got {graph.name!r} with none"
+        )
+    count = check_integer("num_parts (--parts)", num_parts, -(2**63), 2**63 - 1)
+    if not 1 <= count <= graph.num_nodes:
+        raise PartitionError(
+            f"num_parts must be between 1 and num_nodes={graph.num_nodes}, got {count}: "
+            f"{'raise' if count < 1 else 'lower'} --parts"
+        )
+    return count
+
+
+def _resolve(method: object, options: dict[str, object]) -> Partitioner:
+    if isinstance(method, str):
+        return _build(method, options)
+    if isinstance(method, type) or not is_dataclass(method) or not isinstance(method, Partitioner):
+        raise PartitionError(
+            f"method must be a name or a partitioner such as Metis(seed=1), got {method!r}"
+        )
+    if options:
+        raise PartitionError(
+            f"options must be given to the partitioner {method!r} itself, got {sorted(options)} "
+            "beside it"
+        )
+    return method
+
+
+def _build(method: str, options: dict[str, object]) -> Partitioner:
+    methods = available()
+    if method.lower() not in methods:
+        raise PartitionError(
+            f"there is no partitioning method {method!r} (--method): "
+            f"{nearest(method, list(methods))}"
+        )
+    algorithm = methods[method.lower()]
+    known = [f.name for f in fields(algorithm)]
+    for name in options:
+        if name not in known:
+            raise PartitionError(
+                f"method {algorithm.name!r} has no option {name!r}: its options are "
+                f"{', '.join(known)}"
+            )
+    # A protocol has no constructor that a type checker knows.
+    return cast("Callable[..., Partitioner]", algorithm)(**options)
+
+
+def _check_result(made: object, graph: Graph, num_parts: int, name: str) -> None:
+    if not isinstance(made, Partition):
+        raise PartitionError(f"method {name!r} must return a Partition, got {type(made).__name__}")
+    if made.num_parts != num_parts or len(made.assignment) != graph.num_nodes:
+        raise PartitionError(
+            f"method {name!r} must assign {graph.num_nodes} nodes to {num_parts} parts, got "
+            f"{len(made.assignment)} nodes and {made.num_parts} parts"
+        )
