@@ -174,8 +174,8 @@ def boundary_rows(world, folder):
 
 def test_training_learns_and_the_best_model_is_kept(parts, tmp_path):
     out = tmp_path / "run"
-    [(summary, _)] = run_ranks(run, 1, parts, out, {"epochs": 60, "eval_every": 3})
-    assert summary["test_metric_at_best"] > 0.7
+    [(summary, _)] = run_ranks(run, 1, parts, out, {"epochs": 100, "eval_every": 3, "hidden": 16})
+    assert summary["test_metric_at_best"] > 0.6  # a guess is right for a third
 
 
 def test_patience_stops_a_run(parts, tmp_path):

@@ -20,11 +20,20 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnn_dist.arrays import csr_take
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
-from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph, csr_take
+from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph
 from gnn_dist.partition import Partition, PartitionBook, measure_quality
 
-__all__ = ["FORMAT_VERSION", "ArrayRow", "Meta", "part_name", "read_meta", "write_partition"]
+__all__ = [
+    "FORMAT_VERSION",
+    "META_FILE",
+    "ArrayRow",
+    "Meta",
+    "part_name",
+    "read_meta",
+    "write_partition",
+]
 
 Array = NDArray[Any]
 
