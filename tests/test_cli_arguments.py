@@ -1,0 +1,66 @@
+import pytest
+
+from gnn_dist.cli.arguments import as_flags, expand_arguments, load_yaml
+from gnn_dist.cli.commands import with_resumed_config
+from gnn_dist.errors import ConfigError
+
+
+def test_flags_of_a_mapping():
+    values = {"lr": 0.1, "batch_norm": True, "verify": False, "out": "", "none": None}
+    assert as_flags(values) == [
+        *("--lr", "0.1", "--batch-norm", "--no-verify", "--out", "", "--none", "")
+    ]
+
+
+def test_yaml_comes_first_and_words_keep_their_order(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("dataset: parts/x\nlr: 0.5\nbatch_norm: true\n")
+    words = ["train", "--lr", "0.1", "--config", str(path), "epochs=3", "verify=false", "parts/y"]
+    assert expand_arguments(words) == (
+        [
+            *("train", "--lr", "0.5", "--batch-norm", "--lr", "0.1"),
+            *("--epochs", "3", "--no-verify", "parts/y"),
+        ],
+        "parts/x",
+    )
+    assert expand_arguments(["train", f"--config={path}"])[1] == "parts/x"
+    assert expand_arguments([]) == ([], "")
+
+
+@pytest.mark.parametrize("word", ["sbm:nodes=10", "--lr=0.1", "./a=b", "=x"])
+def test_words_that_are_no_overrides_stay(word):
+    assert expand_arguments(["train", word]) == (["train", word], "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n- b\n", "must hold a mapping of options, got list"),
+        ("3\n", "must hold a mapping of options, got int"),
+        ("model: {name: sage}\n", "model must be one value"),
+        ("a: [1\n", "is no YAML"),
+        ("1: 2\n", "must hold a mapping"),
+    ],
+)
+def test_yaml_that_holds_no_options(text, message, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_yaml(path)
+
+
+def test_yaml_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_yaml(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="must be followed by a YAML file"):
+        expand_arguments(["train", "--config"])
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_yaml(tmp_path / "empty.yaml") == {}
+
+
+@pytest.mark.parametrize("words", [["--resume", "runs/a"], ["--resume=runs/a"], ["resume=runs/a"]])
+def test_resuming_reads_the_runs_own_configuration(words):
+    assert with_resumed_config(["train", "--epochs", "9", *words]) == [
+        *("train", "--config", "runs/a/config.yaml", "--epochs", "9", *words)
+    ]
+    assert with_resumed_config(["evaluate", *words]) == ["evaluate", *words]
