@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Graph": "gnn_dist.graph",
     "Partition": "gnn_dist.partition",
+    "World": "gnn_dist.comm.world",
 }
 
 __all__ = ["__version__", *_HOME]
