@@ -84,6 +84,7 @@ def run_ranks(
     timeout_s: float = 30.0,
     backend: str = "gloo",
     may_die: Collection[int] = (),
+    silence_s: float = 15.0,
 ) -> list[Any]:
     """Run `fn(world, *args)` on every rank and return the results by rank.
 
@@ -98,6 +99,7 @@ def run_ranks(
         timeout_s: After this long, ranks that still run have hung and are killed.
         backend: The backend of the world.
         may_die: Ranks that may end without a result; theirs is None.
+        silence_s: Seconds without a sign of life after which a rank counts as gone.
 
     Raises:
         RanksFailed: A rank raised, died or hung.
@@ -105,18 +107,26 @@ def run_ranks(
     if detect_launch(os.environ).is_mpi:
         return _run_in_process(fn, world_size, args, timeout_s, may_die)
     with tempfile.TemporaryDirectory(prefix="gnn-dist-test-") as folder:
-        run = _Run(Path(folder), pickle.dumps((fn, args)), world_size, timeout_s, backend)
-        return run.results(may_die)
+        work = _Work(pickle.dumps((fn, args)), backend, timeout_s, silence_s)
+        return _Run(Path(folder), work, world_size).results(may_die)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What every rank is to do: a pickled function with its arguments, in which world."""
+
+    call: bytes
+    backend: str
+    timeout_s: float
+    silence_s: float
 
 
 class _Run:
     """The processes of one `run_ranks`."""
 
-    def __init__(
-        self, folder: Path, work: bytes, world_size: int, timeout_s: float, backend: str
-    ) -> None:
+    def __init__(self, folder: Path, work: _Work, world_size: int) -> None:
         self._folder = folder
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline = time.monotonic() + work.timeout_s
         context = _context()
         self._pipes: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
@@ -133,7 +143,7 @@ class _Run:
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
                 target=_rank_main,
-                args=(work, info, backend, timeout_s, str(folder / f"stacks-{rank}"), theirs),
+                args=(work, info, str(folder / f"stacks-{rank}"), theirs),
                 daemon=True,
             )
             process.start()
@@ -198,16 +208,16 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _rank_main(
-    work: bytes, info: LaunchInfo, backend: str, timeout_s: float, stacks: str, pipe: Connection
-) -> None:
+def _rank_main(work: _Work, info: LaunchInfo, stacks: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     with open(stacks, "w") as file:
         # A thread without Python's lock: it also shows where native code hangs.
-        faulthandler.dump_traceback_later(timeout_s, file=file)
+        faulthandler.dump_traceback_later(work.timeout_s, file=file)
         try:
-            fn, args = pickle.loads(work)
-            with World.from_launch(info, backend, timeout_s=timeout_s) as world:
+            fn, args = pickle.loads(work.call)
+            with World.from_launch(
+                info, work.backend, timeout_s=work.timeout_s, silence_s=work.silence_s
+            ) as world:
                 payload = pickle.dumps(fn(world, *args))
             outcome: tuple[bool, Any] = (True, payload)
         except BaseException as error:

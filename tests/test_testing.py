@@ -63,7 +63,7 @@ def test_tensors_come_back():
 
 @pytest.mark.mpi
 def test_a_failing_rank_is_named_before_its_consequences():
-    with pytest.raises(RanksFailed, match="^rank 1: KeyError: 'the cause'") as caught:
+    with pytest.raises(RanksFailed, match=r"^rank 1: KeyError: 'the cause'") as caught:
         run_ranks(fail_on, 3, 1)
     first, *others = caught.value.failures
     assert (first.rank, first.kind) == (1, "KeyError")

@@ -12,7 +12,7 @@ JSON lines; a rank shows the token of the rendezvous before it is heard. The hub
 loopback address when all ranks share a host, else on the address that the others reach it by.
 
     to the hub:    hello, beat (every second: operations so far, phase, what is waited for),
-                   abort, blame (who is late?), bye
+                   abort, blame (who is late?), failure (the hub itself was silent), bye
     from the hub:  welcome, beat, poll (beat now), failure, over (all have left), bye
 
 A connection that ends without bye is a process that died, and all ranks know within
@@ -47,7 +47,8 @@ __all__ = ["Control"]
 
 log = logging.getLogger(__name__)
 
-VERDICT_S = 3.0  # how long a failed operation waits for the control channel to name the cause
+VERDICT_S = 1.5  # how long a failed operation waits for the control channel to name the cause
+ANSWER_S = 5.0  # how long the hub may take to say who is late
 LINGER_CLEAN_S = 10.0  # how long rank 0 keeps the hub for ranks that end later
 LINGER_FAILED_S = 3.0  # how long a failing rank stays, so that a launcher lets the others speak
 
@@ -210,7 +211,7 @@ class Control:
             reason = "lost a connection" if waited_s is None else f"waited {waited_s:.1f} s"
             question = {"doing": doing, "peers": list(peers), "reason": reason}
             if self._send({"kind": "blame", **question}):
-                self.failed.wait(VERDICT_S)
+                self.failed.wait(ANSWER_S)
         if self.failure is not None:
             return RankError(str(self.failure), self.failure.rank)
         return CommError(f"rank {self.rank} failed in {doing}: {cause}")
@@ -274,6 +275,7 @@ class Control:
             if any([self._hear(message) for message in messages]):
                 return
             if not data:
+                self._over.set()
                 if not self._closed:
                     self._fail(0, f"{self._hub_name} ended without notice (killed or crashed)")
                 return
@@ -305,6 +307,9 @@ class Control:
         if is_silent(age_s, self._silence_s, self._hub_pid, same_host=same):
             text = f"{self._hub_name} did not answer for {age_s:.0f} s (stopped, or machine lost)"
             self._fail(0, text)
+            # Should the hub live again, it must not blame those who have left meanwhile.
+            self._send({"kind": "failure", "rank": 0, "message": text})
+            self._over.set()
 
     def _fail(self, rank: int, text: str) -> None:
         if self.failure is not None:

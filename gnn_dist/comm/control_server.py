@@ -209,6 +209,8 @@ class ControlServer:
             doing, reason = str(message["doing"]), str(message["reason"])
             self._blame = Blame(peer.rank, doing, peers, reason, time.monotonic())
             self._tell_all({"kind": "poll"})
+        elif kind == "failure":
+            self._fail(int(message["rank"]), str(message["message"]))
         elif kind == "bye":
             peer.left = True
             self._note_end()
@@ -227,18 +229,19 @@ class ControlServer:
         return True
 
     def _drop(self, peer: Peer) -> None:
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(peer.sock)
-        peer.sock.close()
         self._strangers.discard(peer)
         if peer.rank >= 0 and not peer.left:
             peer.left = True
             self._fail(peer.rank, f"{peer.name} ended without notice (killed or crashed)")
             self._note_end()
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(peer.sock)
+        peer.sock.close()
 
     def _note_end(self) -> None:
         if len(self._peers) == self._world_size and all(p.left for p in self._peers.values()):
             self._tell_all({"kind": "over"})
+            self._stopping.set()
 
     def _look_at_clock(self, now: float) -> None:
         for peer in [p for p in self._strangers if now - p.seen > HELLO_S]:
