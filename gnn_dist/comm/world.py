@@ -9,7 +9,6 @@ import functools
 import importlib.util
 import os
 import sys
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -72,8 +71,10 @@ class World:
         self._owns_torch = owns_torch
         self._closed = False
         self._agreed: BaseException | None = None
-        if parent is None:
-            self._at_exit = functools.partial(_end_at_exit, weakref.ref(self))
+        self._at_exit = functools.partial(_end_at_exit, self)
+        if parent is None and self.world_size > 1:
+            # There is no destructor: somebody may still hold the transport, and a rank that ends
+            # without a goodbye counts as dead. So an open world lives as long as the process.
             atexit.register(self._at_exit)
 
     @classmethod
@@ -228,13 +229,6 @@ class World:
             self.abort(error)
         self.close()
 
-    def __del__(self) -> None:
-        # A world may be dropped half-made, or while the interpreter shuts down.
-        if getattr(self, "_closed", True):
-            return
-        with contextlib.suppress(Exception):
-            self.close()
-
     def __repr__(self) -> str:
         return (
             f"World(rank={self.rank}, world_size={self.world_size}, "
@@ -242,11 +236,8 @@ class World:
         )
 
 
-def _end_at_exit(reference: "weakref.ref[World]") -> None:
+def _end_at_exit(world: World) -> None:
     """Close a world that was never closed; if the process ends by an error, tell it."""
-    world = reference()
-    if world is None:
-        return
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is not None and error is not world._agreed:
         world.abort(error)
