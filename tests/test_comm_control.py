@@ -229,6 +229,29 @@ def test_nobody_answers():
         Control.connect(3, ("127.0.0.1", port), token=TOKEN, timeout_s=1.0)
 
 
+def test_a_rank_that_joins_after_a_failure_hears_of_it():
+    server = ControlServer("127.0.0.1", world_size=2, token=TOKEN)
+    address = ("127.0.0.1", server.port)
+    first = Control.connect(1, address, token=TOKEN)
+    first.abort("too early")
+    late = Control.connect(0, address, token=TOKEN, server=server)
+    wait_for(lambda: late.failed.is_set())
+    assert str(late.failure) == "rank 1 failed: too early"
+    first.close()
+    late.close()
+
+
+def test_a_rank_that_never_joins_is_named():
+    server = ControlServer("127.0.0.1", world_size=3, token=TOKEN, join_s=0.3)
+    address = ("127.0.0.1", server.port)
+    ends = [Control.connect(r, address, token=TOKEN) for r in (0, 2)]
+    wait_for(lambda: all(end.failed.is_set() for end in ends))
+    assert str(ends[0].failure) == "rank 1 did not join the control channel in 0 s"
+    server.stop()
+    for end in ends:
+        end.close()
+
+
 def test_silence():
     me = os.getpid()
     assert not is_silent(5.0, 15.0, me, same_host=True)

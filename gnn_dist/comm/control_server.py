@@ -117,9 +117,18 @@ class ControlServer:
         world_size: How many ranks will come.
         token: The secret that a rank must show before it is listened to.
         silence_s: Seconds without a sign of life after which a rank counts as gone.
+        join_s: Seconds that a rank may take to come.
     """
 
-    def __init__(self, address: str, *, world_size: int, token: str, silence_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        world_size: int,
+        token: str,
+        silence_s: float = 15.0,
+        join_s: float = 60.0,
+    ) -> None:
         self._world_size = world_size
         self._token = token
         self._silence_s = silence_s
@@ -127,7 +136,9 @@ class ControlServer:
         self._peers: dict[int, Peer] = {}
         self._strangers: set[Peer] = set()
         self._blame: Blame | None = None
-        self._failed = False
+        self._failure: Message | None = None
+        self._started = time.monotonic()
+        self._join_s = join_s
         self._stopping = threading.Event()
         self._listener = socket.create_server((address, 0), backlog=max(128, world_size))
         self.port: int = self._listener.getsockname()[1]
@@ -226,6 +237,8 @@ class ControlServer:
         self._strangers.discard(peer)
         self._peers[peer.rank] = peer
         self._tell(peer, {"kind": "welcome", "pid": os.getpid(), "host": self._host})
+        if self._failure is not None:
+            self._tell(peer, self._failure)
         return True
 
     def _drop(self, peer: Peer) -> None:
@@ -246,7 +259,12 @@ class ControlServer:
     def _look_at_clock(self, now: float) -> None:
         for peer in [p for p in self._strangers if now - p.seen > HELLO_S]:
             self._drop(peer)
-        if self._failed:
+        if self._failure is not None:
+            return
+        absent = [r for r in range(self._world_size) if r not in self._peers]
+        if absent and now - self._started > self._join_s:
+            text = f"rank {absent[0]} did not join the control channel in {self._join_s:.0f} s"
+            self._fail(absent[0], text)
             return
         for peer in self._peers.values():
             same = peer.host == self._host
@@ -280,12 +298,12 @@ class ControlServer:
 
     def _fail(self, rank: int, text: str, *, last: Peer | None = None) -> None:
         """Tell all ranks of a failure. The first one wins; the reporter hears it last."""
-        if self._failed:
+        if self._failure is not None:
             return
-        self._failed = True
+        self._failure = {"kind": "failure", "rank": rank, "message": text}
         peers = sorted(self._peers.values(), key=lambda p: p is last or p.rank == 0)
         for peer in peers:
-            self._tell(peer, {"kind": "failure", "rank": rank, "message": text})
+            self._tell(peer, self._failure)
 
     def _tell_all(self, message: Message) -> None:
         for peer in self._peers.values():

@@ -184,7 +184,11 @@ def join_control(
         address = address_for(hosts, master_addr)
         token = secrets.token_hex(16)
         server = ControlServer(
-            bindable(address), world_size=len(hosts), token=token, silence_s=silence_s
+            bindable(address),
+            world_size=len(hosts),
+            token=token,
+            silence_s=silence_s,
+            join_s=timeout_s,
         )
         told = {"address": address, "port": server.port, "token": token}
     told = gather("control", told)[0]
@@ -259,6 +263,7 @@ def make_torch_transport(
         cause = control.explain(error, f"setting up {backend}", peers=world_ranks, waited_s=None)
         raise cause from error
     transport = kind(group, store, control=control, world_ranks=world_ranks, timeout_s=timeout_s)
+    transport.barrier()  # a rank that is done early must not leave while others still connect
     return transport, owner
 
 

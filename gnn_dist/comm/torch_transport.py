@@ -164,6 +164,7 @@ class TorchTransport(BaseTransport):
             timeout_s=self.timeout_s,
         )
         child.max_message_bytes = self.max_message_bytes
+        child.barrier()  # a rank that is done early must not leave while others still connect
         return child
 
     def _reduce(self, reduction: Reduction) -> Handle:
