@@ -1,0 +1,1 @@
+"""Starting ranks on this machine, without loading torch in the process that starts them."""
