@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 __all__ = ["DONE", "MAX_CHANNEL", "Handle", "Transport"]
@@ -44,6 +45,10 @@ class Transport(Protocol):
     rank: int
     world_size: int
     world_ranks: tuple[int, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors that are sent and received lie."""
 
     def exchange(
         self,
