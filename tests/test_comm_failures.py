@@ -76,14 +76,17 @@ def blocked_on_another(world):
     try:
         world.transport.exchange(torch.zeros(1), give, recv, take, 0).wait()
     except RankError as error:
-        return error.rank, time.monotonic() - started
+        seconds = time.monotonic() - started
+        if world.rank == 0:
+            time.sleep(4.0)  # so that it is not the closing of rank 0 that wakes rank 1
+        return error.rank, seconds
     return None
 
 
 def test_a_rank_that_waits_for_a_healthy_one_is_woken():
     results = run_ranks(blocked_on_another, 3, may_die=[2])
     assert [r and r[0] for r in results] == [2, 2, None]
-    assert all(r[1] < QUICK_S for r in results[:2])
+    assert all(r[1] < 3.5 for r in results[:2])
 
 
 def waiting_in_a_group(world):

@@ -103,6 +103,13 @@ def test_no_rank_0():
         open_store(info, 1.0)
 
 
+def test_a_name_that_does_not_resolve(monkeypatch):
+    monkeypatch.setattr("gnn_dist.comm.rendezvous.RESOLVE_PAUSE_S", 0.01)
+    info = LaunchInfo("slurm", 1, 2, master_addr="n1.invalid", master_port=20001)
+    with pytest.raises(ConfigError, match=r"'n1.invalid', as slurm says, .* set MASTER_ADDR"):
+        open_store(info, 1.0)
+
+
 @pytest.mark.parametrize(
     ("known", "missing"),
     [({"master_port": 1}, "MASTER_ADDR"), ({"master_addr": "x"}, "MASTER_PORT")],
@@ -168,6 +175,8 @@ def test_the_wheels_library_on_a_cluster_is_a_warning(monkeypatch, caplog):
     check_library("hydra", 2, 2, parent="/usr/bin/mpirun")
     assert f"library of a Python wheel ({library})" in caplog.text
     caplog.clear()
+    check_library("slurm", 2, 2, warn=False)
+    assert caplog.text == ""
     check_library("slurm", 2, 2)
     assert "load the cluster's MPI module" in caplog.text
 

@@ -139,6 +139,15 @@ def test_a_group_names_ranks_of_the_whole_world():
 
 
 def leave_with_agreed_error(world):
+    gather = world.transport.all_gather_object
+
+    def gather_slowly(obj):
+        gathered = gather(obj)
+        time.sleep(0.5 * world.rank)
+        world.control.check()  # those who left already have not called this a failure
+        return gathered
+
+    world.transport.all_gather_object = gather_slowly
     world.raise_everywhere(GraphError("bad") if world.rank == 1 else None, "testing")
 
 

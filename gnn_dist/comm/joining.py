@@ -57,7 +57,8 @@ def join(
         rank,
         hosts,
         meeting.gather,
-        master_addr=info.master_addr,
+        # torchrun's store need not be on the host of rank 0.
+        master_addr=None if info.agent_store else info.master_addr,
         silence_s=silence_s,
         timeout_s=timeout_s,
     )
@@ -116,7 +117,11 @@ def _meet(info: LaunchInfo, backend: str, timeout_s: float) -> _Meeting:
     if backend == "mpi" or info.world_size == 0 or (info.is_mpi and no_address):
         transport = MpiTransport.of_world(Control(info.rank), timeout_s=timeout_s)
         check_library(
-            info.launcher, info.world_size, transport.world_size, parent=_parent_program()
+            info.launcher,
+            info.world_size,
+            transport.world_size,
+            parent=_parent_program(),
+            warn=transport.rank == 0,
         )
         over_mpi = functools.partial(_gather_with_transport, transport)
         return _Meeting(transport.rank, over_mpi, mpi=transport)

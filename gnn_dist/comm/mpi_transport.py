@@ -83,7 +83,9 @@ def mpi_library(maps: str) -> str:
     return ""
 
 
-def check_library(launcher: str, world_size: int, mpi_size: int, *, parent: str = "") -> None:
+def check_library(
+    launcher: str, world_size: int, mpi_size: int, *, parent: str = "", warn: bool = True
+) -> None:
     """Check that the loaded MPI library is the one that the launcher speaks to.
 
     Args:
@@ -91,6 +93,7 @@ def check_library(launcher: str, world_size: int, mpi_size: int, *, parent: str 
         world_size: How many ranks it says there are; 0 if it does not say.
         mpi_size: How many ranks MPI sees.
         parent: Path of the program that started this process, if known.
+        warn: Whether to warn of a wheel's library on a cluster; one rank does.
 
     Raises:
         CommError: MPI sees another number of ranks than the launcher.
@@ -108,7 +111,7 @@ def check_library(launcher: str, world_size: int, mpi_size: int, *, parent: str 
         )
     inside = library.startswith(sys.prefix + os.sep)
     site = launcher == "slurm" or (parent != "" and not parent.startswith(sys.prefix + os.sep))
-    if inside and site:
+    if warn and inside and site:
         log.warning(
             "MPI runs on the library of a Python wheel (%s), not on this cluster's own, under %s. "
             "It may not know the fast network: pip uninstall it and load the cluster's MPI module",

@@ -43,6 +43,7 @@ Value: TypeAlias = dict[str, Any]
 Gather: TypeAlias = Callable[[str, Value], list[Value]]
 
 MAX_SLEEP_S = 0.05
+RESOLVE_TRIES, RESOLVE_PAUSE_S = 3, 1.0  # a name server may need a moment when a job begins
 
 
 def open_store(info: LaunchInfo, timeout_s: float) -> Store:
@@ -73,6 +74,7 @@ def _tcp_store(info: LaunchInfo, timeout_s: float) -> TCPStore:
             f"{info.launcher} started {info.world_size} ranks but told no meeting point: set "
             f"{missing} ({'the host of rank 0' if address is None else 'a free port on it'})"
         )
+    _check_resolves(address, info.launcher)
     serves = info.rank == 0 and not info.agent_store
     timeout = timedelta(seconds=timeout_s)
     try:
@@ -90,6 +92,22 @@ def _tcp_store(info: LaunchInfo, timeout_s: float) -> TCPStore:
             f"rank {info.rank} found no rank 0 at {address}:{port} within {timeout_s:.0f} s: "
             f"check that rank 0 was started and that MASTER_ADDR is its host ({_first(error)})"
         ) from error
+
+
+def _check_resolves(address: str, launcher: str) -> None:
+    for attempt in range(RESOLVE_TRIES):
+        try:
+            socket.getaddrinfo(address, None)
+        except OSError as error:
+            if attempt + 1 == RESOLVE_TRIES:
+                raise ConfigError(
+                    f"the host of rank 0 is {address!r}, as {launcher} says, but that name does "
+                    f"not resolve on {socket.gethostname()} ({error}): set MASTER_ADDR to an "
+                    "address of it that all ranks reach"
+                ) from error
+            time.sleep(RESOLVE_PAUSE_S)
+        else:
+            return
 
 
 def host_store(rank: int, hosts: Sequence[str], gather: Gather, timeout_s: float) -> Store:
