@@ -36,6 +36,8 @@ from gnn_dist.errors import GnnDistError
 __all__ = ["RankFailure", "RanksFailed", "mpi_transport", "run_ranks"]
 
 REAP_S = 5.0
+# torch imports its compiler when the first optimiser is made.
+PRELOAD = ["torch._dynamo", "torch_geometric.nn", "gnn_dist.train.trainer", "gnn_dist.testing"]
 
 
 @dataclass(frozen=True)
@@ -202,9 +204,9 @@ class _Run:
 
 
 def _context() -> ForkServerContext:
-    """Return a context whose server has torch loaded, so that a rank starts in milliseconds."""
+    """Return a context whose server has loaded what is slow, so that a rank starts at once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "gnn_dist.testing"])
+    context.set_forkserver_preload(PRELOAD)
     return context
 
 
