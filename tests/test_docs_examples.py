@@ -1,0 +1,86 @@
+"""Code in documents and docstrings runs."""
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import gnn_dist as gd
+from gnn_dist.testing import run_ranks
+
+ROOT = Path(__file__).parents[1]
+WITH_DOCTESTS = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for folder in ("gnn_dist", "gnn_dist/partitioners", "gnn_dist/datasets")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if ">>> " in path.read_text() and path.name != "__main__.py"
+]
+
+
+@pytest.mark.parametrize("name", sorted(set(WITH_DOCTESTS)))
+def test_docstring_examples(name):
+    module = importlib.import_module(name.removesuffix(".__init__"))
+    failures, tried = doctest.testmod(module)
+    assert tried > 0
+    assert failures == 0
+
+
+def readme_lines(world, folder, code):
+    """Run the README's Python block, its names filled in, as one of several ranks."""
+    import torch
+    from torch_geometric.nn import GraphSAGE
+
+    code = code.replace("import gnn_dist as gd\n", "").replace("parts/cora", folder)
+    setup, loop = code.split("for epoch in", 1)
+    names = {
+        "gd": SimpleNamespace(
+            World=SimpleNamespace(from_env=lambda: world),
+            load_shard=gd.load_shard,
+            parallelize=gd.parallelize,
+        ),
+        "MyPyGModel": lambda: GraphSAGE(2, 8, 2, 4, dropout=0.2),
+    }
+    torch.manual_seed(0)
+    exec(setup, names)
+    shard = names["shard"]
+    names["train"] = torch.ones(shard.num_owned, dtype=torch.bool)
+    names["optimizer"] = torch.optim.Adam(names["model"].parameters(), lr=0.01)
+    exec("for epoch in" + loop, names)
+    with torch.no_grad():
+        right = (
+            (names["model"].eval()(shard.x, shard.edge_index).argmax(1) == shard.y).sum().view(1)
+        )
+    world.transport.all_reduce(right).wait()
+    return int(right) / shard.meta.num_nodes
+
+
+def test_the_readmes_python_block(tmp_path):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    graph = gd.load_dataset("grid:rows=12,cols=12")
+    ones = [True] * graph.num_nodes
+    graph = graph.replace(train_mask=ones)
+    gd.write_partition(graph, gd.partition_graph(graph, 2, "random"), tmp_path / "parts")
+    accuracy = run_ranks(readme_lines, 2, str(tmp_path / "parts"), code)
+    assert accuracy[0] == accuracy[1] > 0.8
+
+
+def test_the_readmes_commands_exist():
+    """Every option that the README names is one that the parser knows."""
+    from gnn_dist.cli import commands
+
+    text = (ROOT / "README.md").read_text()
+    fields = {
+        name.replace("_", "-")
+        for command in (
+            commands.Train,
+            commands.PartitionCommand,
+            commands.Evaluate,
+            commands.Inspect,
+        )
+        for name in command.__dataclass_fields__
+    }
+    named = set(re.findall(r"--([a-z][a-z-]+)", text)) - {"nproc-per-node", "help", "config"}
+    assert named <= fields
