@@ -34,9 +34,9 @@ REQUIRED = ("edge_index", "edge_type", "y", "split", "x_indptr", "x_indices", "x
 log = logging.getLogger(__name__)
 
 
-def is_available(root: Path | None) -> bool:
+def is_available(root: str | Path | None) -> bool:
     """Return whether `debian` loads without a download, from a file or an index, in about 0.5 s."""
-    if root is not None and (root / FILE).is_file():
+    if root is not None and (Path(root) / FILE).is_file():
         return True
     try:
         return bool(index_files())
