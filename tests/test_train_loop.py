@@ -1,6 +1,7 @@
 """Whole runs: the same curve on any number of ranks, resumed or not, and what is left on disk."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,13 +9,14 @@ import torch
 import yaml
 
 import gnn_dist as gd
+from gnn_dist.comm.detect import detect_launch
 from gnn_dist.errors import ConfigError, GnnDistError
 from gnn_dist.testing import run_ranks
 from gnn_dist.train.checkpoint import LAST, read_checkpoint
 from gnn_dist.train.trainer import Progress
 
-pytestmark = pytest.mark.mpi
-
+# Under mpirun there are as many ranks as it started.
+WORLD_SIZES = (2, 3) if detect_launch(os.environ).is_mpi else (2, 3, 4)
 FAST = {"hidden": 8, "tensorboard": False, "precision": "fp64", "epochs": 12, "lr": 0.02}
 
 
@@ -56,21 +58,28 @@ def run(world, folder, out, options):
     shard = gd.load_shard(folder, world)
     trainer = gd.Trainer(config, shard, world)
     summary = trainer.fit()
-    return summary, {k: v.numpy() for k, v in trainer.model.state_dict().items()}
+    state = {k: v.numpy() for k, v in trainer.model.state_dict().items()}
+    return summary, state, rows_of(out) if world.is_main else None
 
 
 def rows_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def curve(parts, out, world_size, **options):
+def rows_and_state(parts, out, world_size, **options):
+    """Run; return the rows of metrics.jsonl, which only rank 0 can read under mpirun."""
     results = run_ranks(run, world_size, parts, out, options)
-    for _, state in results[1:]:
+    for _, state, _ in results[1:]:
         for key, value in state.items():
             np.testing.assert_array_equal(value, results[0][1][key])  # ranks never drift apart
-    return [row["loss"] for row in rows_of(out)]
+    return results[0][2]
 
 
+def curve(parts, out, world_size, **options):
+    return [row["loss"] for row in rows_and_state(parts, out, world_size, **options)]
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     "options",
     [
@@ -83,12 +92,13 @@ def curve(parts, out, world_size, **options):
 )
 def test_any_number_of_ranks_has_the_same_loss_curve(options, parts, tmp_path):
     one = curve(parts, tmp_path / "1", 1, **options)
-    for world_size in (2, 3, 4):
+    for world_size in WORLD_SIZES:
         many = curve(parts, tmp_path / str(world_size), world_size, **options)
         np.testing.assert_allclose(many, one, rtol=1e-9, atol=0)
     assert one[-1] < one[0]
 
 
+@pytest.mark.mpi
 def test_single_precision_curves_agree_for_sixty_epochs(parts, tmp_path):
     options = {"precision": "fp32", "epochs": 60, "eval_every": 20}
     one = curve(parts, tmp_path / "1", 1, **options)
@@ -96,6 +106,7 @@ def test_single_precision_curves_agree_for_sixty_epochs(parts, tmp_path):
     np.testing.assert_allclose(three, one, rtol=1e-5, atol=0)
 
 
+@pytest.mark.mpi
 def test_a_rerun_is_identical_and_another_seed_is_not(parts, tmp_path):
     first = curve(parts, tmp_path / "a", 2)
     assert curve(parts, tmp_path / "b", 2) == first
@@ -131,7 +142,7 @@ def keep_checkpoint_of_epoch(world, parts, out, target, options):
 
 def test_the_run_folder_holds_what_others_read(parts, tmp_path):
     out = tmp_path / "run"
-    [(summary, _), _] = run_ranks(run, 2, parts, out, {"tensorboard": True, "eval_every": 5})
+    [(summary, _, _), _] = run_ranks(run, 2, parts, out, {"tensorboard": True, "eval_every": 5})
     assert sorted(p.name for p in out.iterdir() if "tfevents" not in p.name) == [
         "checkpoint",
         "config.yaml",
@@ -174,7 +185,9 @@ def boundary_rows(world, folder):
 
 def test_training_learns_and_the_best_model_is_kept(parts, tmp_path):
     out = tmp_path / "run"
-    [(summary, _)] = run_ranks(run, 1, parts, out, {"epochs": 100, "eval_every": 3, "hidden": 16})
+    [(summary, _, _)] = run_ranks(
+        run, 1, parts, out, {"epochs": 100, "eval_every": 3, "hidden": 16}
+    )
     assert summary["test_metric_at_best"] > 0.6  # a guess is right for a third
 
 
@@ -207,12 +220,14 @@ def trained_on(world, folder, out):
     return int(shard.num_owned), bool(trainer.full_batch.task.masks["train"].all())
 
 
+@pytest.mark.mpi
 def test_inductive_training_sees_training_nodes_only(parts, tmp_path):
     sizes = run_ranks(trained_on, 3, parts, tmp_path)
     assert sum(size for size, _ in sizes) == int(blobs().train_mask.sum())
     assert all(only for _, only in sizes)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_features_of_any_float_dtype(dtype, tmp_path):
     graph = blobs()
@@ -222,6 +237,7 @@ def test_features_of_any_float_dtype(dtype, tmp_path):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("metric", ["roc_auc", "macro_f1", "micro_f1"])
 def test_several_labels_a_node(metric, tmp_path):
     graph = blobs()
@@ -229,9 +245,9 @@ def test_several_labels_a_node(metric, tmp_path):
     graph = graph.replace(y=labels)
     gd.write_partition(graph, gd.Partition(np.arange(60) % 3, 3), tmp_path / "parts")
     one = curve(tmp_path / "parts", tmp_path / "1", 1, metric=metric, epochs=40)
-    three = curve(tmp_path / "parts", tmp_path / "3", 3, metric=metric, epochs=40)
-    np.testing.assert_allclose(three, one, rtol=1e-9)
-    assert rows_of(tmp_path / "3")[-1]["train_metric"] > 0.6
+    rows = rows_and_state(tmp_path / "parts", tmp_path / "3", 3, metric=metric, epochs=40)
+    np.testing.assert_allclose([row["loss"] for row in rows], one, rtol=1e-9)
+    assert rows[-1]["train_metric"] > 0.6
 
 
 def wrong_run(world, folder, out, options, kind, message):
@@ -239,6 +255,7 @@ def wrong_run(world, folder, out, options, kind, message):
         run(world, folder, out, options)
 
 
+@pytest.mark.mpi
 def test_a_loss_that_is_not_finite_stops_every_rank(parts, tmp_path):
     options = {"optimizer": "sgd", "lr": 1e200, "epochs": 30}
     run_ranks(wrong_run, 2, parts, tmp_path / "run", options, GnnDistError, "lower --lr")
