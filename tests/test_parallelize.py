@@ -260,7 +260,46 @@ def accumulated(world, folder):
     model(shard.x, shard.edge_index).sum().backward()
     for once, both in zip(model.parameters(), twice, strict=True):
         torch.testing.assert_close(both, 2 * once.grad)
+    model.zero_grad()
+    # Two forwards, one backward.
+    outs = [model(shard.x, shard.edge_index) for _ in range(2)]
+    (outs[0] + outs[1]).sum().backward()
+    for parameter, both in zip(model.parameters(), twice, strict=True):
+        torch.testing.assert_close(parameter.grad, both)
 
 
 def test_gradients_accumulate(folders):
     run_ranks(accumulated, 3, folders[1]["star"])
+
+
+class Uneven(nn.Module):
+    """A model of which rank 1 alone skips a parameter, and with a frozen and an unused one."""
+
+    def __init__(self, skip):
+        super().__init__()
+        self.conv, self.gate = pyg.SAGEConv(NUM_FEATURES, K), nn.Linear(K, K)
+        self.frozen, self.unused = nn.Linear(K, K).requires_grad_(False), nn.Linear(K, K)
+        self.skip = skip
+
+    def forward(self, x, edge_index):
+        x = self.frozen(self.conv(x, edge_index))
+        return x if self.skip else x * self.gate(x)
+
+
+def uneven(world, folder):
+    shard = gd.load_shard(folder, world)
+    torch.manual_seed(0)
+    plain = Uneven(skip=False).double()
+    model = gd.parallelize(Uneven(skip=world.rank == 1).double(), shard, world)
+    model.load_state_dict(plain.state_dict())
+    model(shard.x, shard.edge_index).sum().backward()
+    assert model.module.frozen.weight.grad is None
+    assert not model.module.unused.weight.grad.any()
+    gate = model.module.gate.weight.grad.clone()
+    world.transport.all_reduce(gate, "max").wait()
+    assert torch.equal(gate, model.module.gate.weight.grad)  # equal on all ranks
+    assert gate.any()
+
+
+def test_a_parameter_that_one_rank_skips_does_not_hang_the_others(folders):
+    run_ranks(uneven, 3, folders[1]["random partition"])

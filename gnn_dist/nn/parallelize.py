@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
@@ -99,12 +100,11 @@ class Parallelized(nn.Module):
         self.step = 0
         self._shard, self._world, self._halo, self._seed = shard, world, halo, seed
         self._exchanges: list[LayerExchange] = []
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(self._sum_over_ranks)  # type: ignore[no-untyped-call]
+        self._before: list[Tensor | None] | None = None  # gradients set aside during a backward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Collective. Run the model; arguments are those of the model, over the shard's ids."""
+        self._before = None  # a backward that failed may have left it
         if self.training:
             self.step += 1
         key = DrawKey(self._seed, self.step, 0)
@@ -113,7 +113,11 @@ class Parallelized(nn.Module):
             for layer in _message_passing_layers(self.module):
                 stack.enter_context(call.inside(layer))
             stack.enter_context(_Intercept(call))
-            return self.module(*args, **kwargs)
+            out = self.module(*args, **kwargs)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
+        return out
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own `state_dict`; it loads into the plain model."""
@@ -131,10 +135,42 @@ class Parallelized(nn.Module):
             )
         return self._exchanges[site]
 
-    def _sum_over_ranks(self, grad: Tensor) -> Tensor:
-        total = grad.clone(memory_format=torch.contiguous_format)
+    def _begin_backward(self, grad: Tensor) -> None:
+        """Have the gradients of this backward, and no older ones, summed when it ends.
+
+        A hook on each parameter would be simpler, but a rank on which some parameter has no
+        gradient (an empty part may skip a branch of the model) would not reach its reduction.
+        """
+        del grad
+        if self._before is not None:
+            return  # another output of the same backward
+        parameters = self._trained()
+        self._before = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        # What DistributedDataParallel does too: no public hook runs at the end of a backward.
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        """Collective. Sum the new gradients over all ranks and add them to the older ones."""
+        before, self._before = self._before or [], None
+        parameters = self._trained()
+        parts = [
+            torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+            for p in parameters
+        ]
+        if not parts:
+            return
+        total = torch.cat(parts)
         self._world.transport.all_reduce(total).wait()
-        return total
+        pieces = torch.split(total, [p.numel() for p in parameters])
+        for parameter, old, piece in zip(parameters, before, pieces, strict=True):
+            new_grad = piece.view_as(parameter).to(parameter.dtype)
+            parameter.grad = new_grad if old is None else old + new_grad
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for p in self.module.parameters() if p.requires_grad]
 
 
 class _Call:
