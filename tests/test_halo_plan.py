@@ -156,22 +156,37 @@ def induced(world, folder):
         "degree": dict(zip(ids.tolist(), sub.structure.degree.tolist(), strict=True)),
         "halo": sub.num_halo,
         "x": {i: row.tolist() for i, row in zip(sub.node_id.tolist(), sub.x, strict=True)},
+        "weight": None if sub.edge_weight is None else sub.edge_weight.tolist(),
+        "edge_id": sub.edge_data["edge_id"].tolist() if sub.edge_data else None,
     }
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("name", [n for n in AWKWARD if n != "edge-weighted"])
+@pytest.mark.parametrize("name", AWKWARD)
 def test_induced_shard_is_the_subgraph_of_kept_nodes(name, world_size, tmp_path):
     _, graph, partition = awkward_case(name, 3)
     write_partition(graph, partition, tmp_path / "parts")
     keep = graph.train_mask
     src, dst = graph.edges()
     inside = keep[src] & keep[dst]
-    degree = 1.0 + np.bincount(dst[inside & (src != dst)], minlength=graph.num_nodes)
+    weight = np.ones(len(src)) if graph.edge_weight is None else graph.edge_weight
+    proper = inside & (src != dst)
+    degree = np.ones(graph.num_nodes)
+    if graph.edge_weight is not None:
+        degree[src[src == dst]] = weight[src == dst]
+    degree += np.bincount(dst[proper], weight[proper], graph.num_nodes)
     results = run_ranks(induced, world_size, tmp_path / "parts")
     assert sorted(i for r in results for i in r["nodes"]) == np.flatnonzero(keep).tolist()
     edges = sorted(pair for r in results for pair in r["edges"])
     assert edges == sorted(zip(src[inside].tolist(), dst[inside].tolist(), strict=True))
     for result in results:
-        assert all(degree[node] == value for node, value in result["degree"].items())
+        for node, value in result["degree"].items():
+            assert value == pytest.approx(degree[node])
         assert all(graph.x[node].tolist() == row for node, row in result["x"].items())
+    if graph.edge_weight is not None:
+        position = {edge: i for i, edge in enumerate(graph.edge_id.tolist())}
+        for result in results:
+            rows = zip(result["edges"], result["weight"], result["edge_id"], strict=True)
+            for (start, end), value, edge_id in rows:
+                at = position[edge_id]
+                assert (src[at], dst[at], weight[at]) == (start, end, value)

@@ -303,3 +303,59 @@ def uneven(world, folder):
 
 def test_a_parameter_that_one_rank_skips_does_not_hang_the_others(folders):
     run_ranks(uneven, 3, folders[1]["random partition"])
+
+
+class Draws(nn.Module):
+    """Returns what dropout leaves of ones, twice for nodes and, inside a layer, for edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.weight = EdgeOnes(), nn.Parameter(torch.ones(1))
+
+    def forward(self, x, edge_index):
+        ones = torch.ones(len(x), 64, dtype=x.dtype) * self.weight
+        first, second = F.dropout(ones, 0.5, self.training), nn.Dropout(0.5)(ones)
+        self.layer(ones, edge_index)
+        return first, second, self.layer.seen
+
+
+class EdgeOnes(pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        self.seen = F.dropout(torch.ones_like(x_j), 0.5, self.training)
+        return x_j
+
+
+def drawn(world, folder):
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(Draws(), shard, world)
+    ids, csr = shard.structure.src_id, shard.structure.csr
+    ends = torch.stack([ids[csr.rows], ids[csr.indices.long()], csr.copy_number], 1)
+    steps = [[t.detach().numpy() for t in model(shard.x, shard.edge_index)] for _ in range(2)]
+    return shard.node_id.numpy(), ends.numpy(), steps
+
+
+def agreement(a, b):
+    return float((a == b).mean())
+
+
+def test_draws_differ_by_place_and_step_and_follow_ids_and_copies(folders):
+    [(ids, ends, steps)] = run_ranks(drawn, 1, folders[0]["duplicate edges"])
+    (first, second, edges), (later, *_) = steps
+    for other in (second, later):
+        assert 0.35 < agreement(first, other) < 0.65
+    same = (ends[1:, :2] == ends[:-1, :2]).all(1)  # an edge and its next copy
+    assert same.sum() > 20
+    assert 0.35 < agreement(edges[1:][same], edges[:-1][same]) < 0.65
+    parts = run_ranks(drawn, 3, folders[1]["duplicate edges"])
+    order = np.argsort(np.concatenate([p[0] for p in parts]))
+    whole = np.argsort(ids)
+    for step in range(2):
+        for i in range(2):
+            got = np.concatenate([p[2][step][i] for p in parts])[order]
+            np.testing.assert_array_equal(got, steps[step][i][whole])
+        got_ends = np.concatenate([p[1] for p in parts])
+        got = np.concatenate([p[2][step][2] for p in parts])[np.lexsort(got_ends.T[::-1])]
+        np.testing.assert_array_equal(got, steps[step][2][np.lexsort(ends.T[::-1])])

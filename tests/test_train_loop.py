@@ -12,8 +12,8 @@ import gnn_dist as gd
 from gnn_dist.comm.detect import detect_launch
 from gnn_dist.errors import ConfigError, GnnDistError
 from gnn_dist.testing import run_ranks
-from gnn_dist.train.checkpoint import LAST, read_checkpoint
-from gnn_dist.train.trainer import Progress
+from gnn_dist.train.checkpoint import BEST, LAST, read_checkpoint
+from gnn_dist.train.trainer import Progress, load_model
 
 # Under mpirun there are as many ranks as it started.
 WORLD_SIZES = (2, 3) if detect_launch(os.environ).is_mpi else (2, 3, 4)
@@ -126,6 +126,11 @@ def test_a_resumed_run_continues_the_curve_on_another_number_of_ranks(scheduler,
     resumed = curve(parts, cut, 3, resume=str(cut), **options)
     np.testing.assert_allclose(resumed, whole, rtol=1e-9, atol=0)
     assert [row["epoch"] for row in rows_of(cut)] == list(range(12))
+    summaries = [
+        json.loads((run / "summary.json").read_text()) for run in (tmp_path / "whole", cut)
+    ]
+    for key in ("best_epoch", "val_metric_at_best", "test_metric_at_best", "epochs"):
+        assert summaries[0][key] == summaries[1][key]
 
 
 def keep_checkpoint_of_epoch(world, parts, out, target, options):
@@ -183,12 +188,23 @@ def boundary_rows(world, folder):
     return (plan.num_boundary + plan.num_halo) / 2
 
 
+def scores_of_best(world, folder, out):
+    shard = gd.load_shard(folder, world)
+    trainer = gd.Trainer(gd.TrainConfig(**{**FAST, "hidden": 16}), shard, world)
+    best = read_checkpoint(out, world, BEST)
+    load_model(trainer.model, best, shard)
+    return best.epoch, trainer.evaluate()
+
+
 def test_training_learns_and_the_best_model_is_kept(parts, tmp_path):
     out = tmp_path / "run"
-    [(summary, _, _)] = run_ranks(
-        run, 1, parts, out, {"epochs": 100, "eval_every": 3, "hidden": 16}
-    )
+    options = {"epochs": 100, "eval_every": 3, "hidden": 16}
+    [(summary, _, _)] = run_ranks(run, 1, parts, out, options)
     assert summary["test_metric_at_best"] > 0.6  # a guess is right for a third
+    [(epoch, scores)] = run_ranks(scores_of_best, 1, parts, out)
+    assert epoch == summary["best_epoch"] + 1 > 10
+    assert scores["test"] == summary["test_metric_at_best"]
+    assert scores["val"] == summary["val_metric_at_best"]
 
 
 def test_patience_stops_a_run(parts, tmp_path):
