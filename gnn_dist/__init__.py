@@ -23,6 +23,7 @@ _HOME = {
     "graph_from_pyg": "gnn_dist.interop",
     "load_dataset": "gnn_dist.datasets",
     "load_shard": "gnn_dist.halo.load",
+    "make_task": "gnn_dist.train.task",
     "node_loss": "gnn_dist.train.task",
     "parallelize": "gnn_dist.nn.parallelize",
     "partition_graph": "gnn_dist.partitioners",

@@ -162,6 +162,23 @@ def test_an_own_graph_from_files(tmp_path, capfd):
     assert main(["train", "p", "--out", "r", *ARGS]) == 0
 
 
+def test_two_graphs_of_one_file_name_are_two_partitions(tmp_path, capfd):
+    for name, size in (("a", 5), ("b", 7)):
+        (tmp_path / name).mkdir()
+        edges = "".join(f"{i},{(i + 1) % size}\n" for i in range(size))
+        (tmp_path / name / "edges.csv").write_text(edges)
+        np.save(tmp_path / name / "edges.x.npy", np.ones((size, 2)))
+        np.save(tmp_path / name / "edges.y.npy", np.arange(size) % 2)
+        assert main(["train", f"{name}/edges.csv", "--out", f"r/{name}", *ARGS]) == 0
+    assert "using the partition" not in capfd.readouterr().err
+    np.save(tmp_path / "b/edges.y.npy", np.zeros(7, int))  # edited: partitioned again
+    assert main(["train", "b/edges.csv", "--out", "r/c", *ARGS]) == 0
+    assert "using the partition" not in capfd.readouterr().err
+    assert main(["train", "b/edges.csv", "--out", "r/d", *ARGS]) == 0
+    assert "using the partition" in capfd.readouterr().err
+    assert len(list((tmp_path / "parts").iterdir())) == 3
+
+
 @pytest.mark.parametrize("parts", [1, 3])
 def test_an_empty_part_and_a_rank_without_training_nodes_work(parts, capfd):
     graph = ring()

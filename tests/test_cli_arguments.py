@@ -64,3 +64,8 @@ def test_resuming_reads_the_runs_own_configuration(words):
         *("train", "--config", "runs/a/config.yaml", "--epochs", "9", *words)
     ]
     assert with_resumed_config(["evaluate", *words]) == ["evaluate", *words]
+
+
+def test_a_value_called_resume_is_no_flag():
+    words = ["train", "parts", "--out", "resume", "--epochs", "1"]
+    assert with_resumed_config(words) == words

@@ -44,7 +44,7 @@ def reduced(world, folder, policy):
     for layer, (reduce, kind, loops) in enumerate(CASES):
         exchange = make_exchange(shard.plan, world.transport, policy, layer=layer)
         block = Block(structure, exchange)
-        csr = structure.csr.with_self_loops.csr if loops else structure.csr
+        csr = structure.csr.with_self_loops if loops else structure.csr
         x = torch.round(shard.x * 2) / 2  # many equal values, so that maxima tie
         x = torch.stack([x, x.flip(1)], 1).requires_grad_()  # (n, 2 heads, F)
         weight = None

@@ -13,6 +13,7 @@ from gnn_dist.halo.block import Block
 from gnn_dist.halo.load import load_shard
 from gnn_dist.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
 from gnn_dist.nn.models import MLP, ModelShape, build_model
+from gnn_dist.nn.norm import BatchNorm
 from gnn_dist.partition import Partition
 from gnn_dist.shard.format import write_partition
 
@@ -85,6 +86,16 @@ def test_models_load_the_state_of_pygs_models(name, make, shard):
     weight = {"edge_weight": shard.edge_weight} if name == "gcn" else {}
     out = ours(shard.x, [Block(shard.structure)] * 3)
     torch.testing.assert_close(out, theirs(shard.x, shard.edge_index, **weight))
+
+
+def test_batch_norm_over_all_batches_so_far():
+    ours, theirs = BatchNorm(3, World.single().transport), torch.nn.BatchNorm1d(3)
+    for layer in (ours, theirs):
+        layer.momentum = None
+    for _ in range(3):
+        x = torch.randn(5, 3)
+        torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
 def test_batch_norm_between_layers_equals_pygs(tmp_path):

@@ -17,7 +17,7 @@ def test_each_dropout_of_a_model_is_a_site_of_its_own():
     model = nn.ModuleList([Dropout(0.5), nn.Linear(1, 1), Dropout(0.5), GATConv(2, 2, dropout=0.5)])
     set_step(model, seed=3, step=4)
     keys = [module.key for module in model.modules() if isinstance(module, Dropout)]
-    assert keys == [DrawKey(3, 4, site) for site in range(3)]
+    assert keys == [DrawKey(3, 4, 256 * number) for number in range(3)]
     first, second = model[0](ONES, IDS), model[2](ONES, IDS)
     agreement = (first == second).float().mean()
     assert 0.4 < agreement < 0.6
@@ -31,6 +31,15 @@ def test_each_step_draws_anew_and_the_same_step_again_the_same():
         masks.append(layer(ONES, IDS))
     assert torch.equal(masks[0], masks[2])
     assert 0.4 < (masks[0] == masks[1]).float().mean() < 0.6
+
+
+def test_a_module_that_is_used_twice_draws_twice():
+    layer = Dropout(0.5)
+    set_step(layer, seed=0, step=0)
+    first, second = layer(ONES, IDS), layer(ONES, IDS)
+    assert 0.4 < (first == second).float().mean() < 0.6
+    set_step(layer, seed=0, step=0)
+    assert torch.equal(layer(ONES, IDS), first)
 
 
 def test_nothing_is_dropped_in_evaluation_or_at_zero():

@@ -51,20 +51,20 @@ def test_select():
 def test_split_columns_puts_every_entry_on_one_side(at):
     low, high = CASE.split_columns(at)
     values = torch.arange(1.0, 6.0)
-    both = torch.cat(
-        [dense(low.csr, values[low.position]), dense(high.csr, values[high.position])], 1
-    )
+    both = torch.cat([dense(side.csr, side.take(values)) for side in (low, high)], 1)
     assert (low.csr.num_cols, high.csr.num_cols) == (at, 3 - at)
     assert torch.equal(both, dense(CASE, values))
     assert CASE.split_columns(at)[0].csr is low.csr  # computed once
+    assert (low.csr is CASE) == (at == 3)  # nothing is copied where nothing is cut off
 
 
 def test_with_self_loops_has_each_loop_once_and_last():
-    looped, position = CASE.with_self_loops
+    looped, position = CASE.self_loop_origin
+    assert CASE.with_self_loops is looped
     assert looped.indptr.tolist() == [0, 2, 3, 7]
     assert looped.indices.tolist() == [2, 0, 1, 0, 0, 1, 2]
     assert position.tolist() == [0, -1, -1, 1, 2, 3, -1]
-    assert EMPTY.with_self_loops.csr.indices.tolist() == [0, 1]
+    assert EMPTY.with_self_loops.indices.tolist() == [0, 1]
 
 
 def test_matrix_multiplies():

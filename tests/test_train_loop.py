@@ -216,6 +216,36 @@ def test_patience_stops_a_run(parts, tmp_path):
     assert json.loads((out / "summary.json").read_text())["best_epoch"] == best
 
 
+def test_resuming_a_run_that_patience_stopped_adds_nothing(parts, tmp_path):
+    out = tmp_path / "run"
+    options = {"epochs": 300, "patience": 3, "lr": 0.05}
+    rows = rows_and_state(parts, out, 1, **options)
+    assert rows_and_state(parts, out, 2, resume=str(out), **options) == rows
+
+
+def learning_rates(world, folder, scheduler):
+    config = gd.TrainConfig(**{**FAST, "scheduler": scheduler, "scheduler_step": 4, "lr": 1.0})
+    trainer = gd.Trainer(config, gd.load_shard(folder, world), world)
+    rates = []
+    for epoch in range(12):
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        trainer._epoch(epoch, None)
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "rates"),
+    [
+        ("constant", [1.0] * 12),
+        ("step", [1.0] * 4 + [0.5] * 4 + [0.25] * 4),
+        ("linear", [1 - epoch / 12 for epoch in range(12)]),
+        ("cosine", [(1 + np.cos(np.pi * epoch / 12)) / 2 for epoch in range(12)]),
+    ],
+)
+def test_learning_rates_follow_their_scheduler(scheduler, rates, parts):
+    assert run_ranks(learning_rates, 1, parts, scheduler)[0] == pytest.approx(rates)
+
+
 def test_progress_without_validation_nodes_keeps_the_last():
     progress, nan = Progress(), float("nan")
     assert progress.update(0, {"val": nan, "test": 0.5})
@@ -304,9 +334,12 @@ def test_a_checkpoint_of_another_graph_or_model_is_refused(parts, tmp_path):
     gd.write_partition(blobs(seed=9), gd.Partition([0] * 60, 1), tmp_path / "other")
     options = {"resume": str(out)}
     run_ranks(wrong_run, 1, tmp_path / "other", out, options, ConfigError, "another graph")
-    run_ranks(
-        wrong_run, 1, parts, out, {**options, "hidden": 9}, ConfigError, "of another model: size"
-    )
+    for change, message in (
+        ({"hidden": 9}, "must keep hidden=8, got 9"),
+        ({"lr": 0.5}, "must keep lr=0.02, got 0.5"),
+        ({"optimizer": "sgd"}, "must keep optimizer=adam, got sgd"),
+    ):
+        run_ranks(wrong_run, 1, parts, out, {**options, **change}, ConfigError, message)
 
 
 def read_back(world, run_folder):

@@ -23,13 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from gnn_dist.comm.detect import detect_launch
     from gnn_dist.errors import GnnDistError, InputError
 
-    rank = 0
+    rank, speaks = 0, True
     try:
-        rank = detect_launch(os.environ).rank
+        launch = detect_launch(os.environ)
+        # All ranks refuse wrong input alike; one on each host says so.
+        rank, speaks = launch.rank, launch.rank == 0 or launch.local_rank == 0
         return _run(list(sys.argv[1:] if argv is None else argv), rank)
     except InputError as error:
-        # All ranks refuse wrong input alike; one says so.
-        if rank == 0:
+        if speaks:
             print(f"gnn-dist: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except GnnDistError as error:

@@ -3,6 +3,8 @@
 None of them loads torch before the input has been checked.
 """
 
+import glob
+import hashlib
 import os
 import re
 import sys
@@ -17,7 +19,7 @@ from gnn_dist.cli.arguments import as_flags, load_yaml
 from gnn_dist.cli.tables import dataset_table, quality_table
 from gnn_dist.errors import ConfigError, ShardFormatError
 from gnn_dist.shard.format import META_FILE, Meta, read_meta, write_partition
-from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig
+from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig, check_split
 
 __all__ = [
     "Command",
@@ -212,11 +214,7 @@ class Train(TrainConfig, _Partitioning):
             raise ConfigError(
                 f"the dataset {meta.dataset!r} has no features: put x beside the edges"
             )
-        if meta.num_splits and self.split >= meta.num_splits:
-            raise ConfigError(
-                f"split must lie in 0..{meta.num_splits - 1} for {meta.dataset!r}, got "
-                f"{self.split}: change --split"
-            )
+        check_split(self.split, meta.num_splits, meta.dataset)
 
     def start_ranks(self, folder: Path) -> int:
         """Start the ranks on this machine and wait for them."""
@@ -293,7 +291,7 @@ def with_resumed_config(words: Sequence[str]) -> list[str]:
     """Put the configuration of a run that is to be resumed before the other words of `train`."""
     for i, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name.lstrip("-") != "resume":
+        if word != "--resume" and not (equals and name in ("--resume", "resume")):
             continue
         run = value if equals else (words[i + 1] if i + 1 < len(words) else "")
         if run and words[0] == "train":
@@ -309,9 +307,24 @@ def _given(dataset: str) -> str:
 
 def _default_folder(dataset: str, parts: int, options: _Partitioning) -> Path:
     """Return parts/<dataset>-<parts>-<method>-..., where every option that matters shows."""
-    stem = Path(dataset).stem if Path(dataset).exists() else dataset.lower()
-    words = [re.sub(r"[^\w.-]+", "_", stem), str(parts), options.method]
-    words += [str(value) for value in options.options().values()]
+    path = Path(dataset.partition(":")[0])
+    words = [re.sub(r"[^\w.-]+", "_", path.stem if path.exists() else dataset.lower())]
+    words += [str(parts), options.method, *map(str, options.options().values())]
     if options.directed:
         words.append("directed")
+    source = [options.root and os.path.abspath(options.root)]
+    if path.exists():
+        source += [dataset, *_file_versions(path)]
+    if any(source):
+        words.append(hashlib.sha256("\n".join(source).encode()).hexdigest()[:8])
     return Path("parts") / "-".join(words)
+
+
+def _file_versions(path: Path) -> list[str]:
+    """Return path, size and time of the files of user data, so that edited data differ."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+    else:
+        files = sorted(path.parent.glob(glob.escape(path.stem) + "*"))
+    stats = [(file.resolve(), file.stat()) for file in files]
+    return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats]

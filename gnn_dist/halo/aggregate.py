@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gnn_dist.errors import ConfigError, GraphError
 from gnn_dist.halo.block import Block
@@ -51,7 +52,7 @@ def aggregate(
     """
     csr = block.structure.csr
     if self_loops:
-        csr = csr.with_self_loops.csr
+        csr = csr.with_self_loops
     _check(x, block, csr, reduce, weight)
     if reduce in ("max", "min"):
         return _Extreme.apply(x, csr, block.exchange, reduce)  # type: ignore[no-any-return, no-untyped-call]
@@ -93,8 +94,7 @@ class _Halves(NamedTuple):
 
 def _halves(csr: CSR, exchange: LayerExchange | None) -> _Halves:
     if exchange is None:
-        position = torch.arange(0, device=csr.device)  # not looked at: the whole weight is used
-        return _Halves(SubCSR(csr, position), None)
+        return _Halves(SubCSR(csr, None), None)
     return _Halves(*csr.split_columns(exchange.plan.num_owned))
 
 
@@ -102,7 +102,7 @@ def _take(weight: Tensor | None, halves: _Halves) -> tuple[Tensor | None, Tensor
     """Split edge weights as the structure is split."""
     if weight is None or halves.halo is None:
         return weight, None
-    return weight[halves.here.position], weight[halves.halo.position]
+    return halves.here.take(weight), halves.halo.take(weight)
 
 
 class _Sum(torch.autograd.Function):
@@ -118,13 +118,14 @@ class _Sum(torch.autograd.Function):
         if pending is not None and halves.halo is not None:
             rows = pending.wait()
             out = out.add_(spmm_sum(halves.halo.csr, rows, halo_weight))
-        ctx.csr, ctx.exchange, ctx.halves, ctx.shape = csr, exchange, halves, x.shape
+        ctx.exchange, ctx.halves = exchange, halves
         # Source rows are needed again only where the weights have a gradient.
         keep = weight is not None and weight.requires_grad
         ctx.save_for_backward(weight, x if keep else None, rows if keep else None)
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, rows = ctx.saved_tensors
         halves: _Halves = ctx.halves
@@ -137,26 +138,27 @@ class _Sum(torch.autograd.Function):
             grad_x = _adjoint(halves.here.csr, grad, here_weight)
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = _weight_gradient(ctx.csr, halves, grad, weight, (x, rows))
+            grad_weight = _weight_gradient(halves, grad, weight, (x, rows))
         if pending is not None and grad_x is not None:
             grad_x = ctx.exchange.plan.add_boundary(grad_x, pending.wait())
         return grad_x, grad_weight, None, None
 
 
 def _adjoint(csr: CSR, grad: Tensor, weight: Tensor | None) -> Tensor:
-    transposed, order = csr.transpose
-    return spmm_sum(transposed, grad, None if weight is None else weight[order])
+    transposed = csr.transpose
+    return spmm_sum(transposed.csr, grad, None if weight is None else transposed.take(weight))
 
 
 def _weight_gradient(
-    csr: CSR, halves: _Halves, grad: Tensor, weight: Tensor, sources: tuple[Tensor, Tensor | None]
+    halves: _Halves, grad: Tensor, weight: Tensor, sources: tuple[Tensor, Tensor | None]
 ) -> Tensor:
     x, rows = sources
     heads = weight.dim() == 2
-    if halves.halo is None or rows is None:
-        return sddmm(csr, grad, x, heads)
+    here = sddmm(halves.here.csr, grad, x, heads)
+    if halves.here.position is None or halves.halo is None or rows is None:
+        return here
     out = torch.empty_like(weight)
-    out[halves.here.position] = sddmm(halves.here.csr, grad, x, heads)
+    out[halves.here.position] = here
     out[halves.halo.position] = sddmm(halves.halo.csr, grad, rows, heads)
     return out
 
@@ -181,6 +183,7 @@ class _Extreme(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, out = ctx.saved_tensors
         halves: _Halves = ctx.halves

@@ -1,11 +1,19 @@
-"""Reductions over ranks that gradients flow through."""
+"""Reductions over ranks that gradients flow through, and the start of equal models."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gnn_dist.comm.transport import Transport
 
-__all__ = ["all_reduce_sum"]
+__all__ = ["all_reduce_sum", "broadcast_state"]
+
+
+def broadcast_state(model: nn.Module, transport: Transport) -> None:
+    """Collective. Give rank 0's parameters and buffers to all ranks."""
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            transport.broadcast(tensor.data)
 
 
 def all_reduce_sum(x: Tensor, transport: Transport) -> Tensor:
@@ -28,6 +36,7 @@ class _AllReduceSum(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         out = grad.clone(memory_format=torch.contiguous_format)
         ctx.transport.all_reduce(out).wait()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gnn_dist.comm.transport import Handle, Transport
 from gnn_dist.errors import ConfigError, nearest
@@ -26,6 +27,8 @@ __all__ = [
     "Exchange",
     "LayerExchange",
     "Pending",
+    "Route",
+    "check_policy",
     "halo_exchange",
     "make_exchange",
 ]
@@ -84,10 +87,17 @@ class _Arrived:
 
 
 @dataclass(frozen=True)
-class _Route:
-    """One direction of a plan: which rows are sent, and how many come."""
+class Route:
+    """One direction of a plan.
 
-    send_index: Tensor | None  # None: the rows as they are
+    Attributes:
+        send_index: int64, which of the rows are sent; None sends them as they are.
+        send_ptr: (world_size + 1) offsets of what is sent to each rank.
+        recv_ptr: (world_size + 1) offsets of what comes from each rank.
+        channel: Tells exchanges that are in flight together apart.
+    """
+
+    send_index: Tensor | None
     send_ptr: tuple[int, ...]
     recv_ptr: tuple[int, ...]
     channel: int
@@ -98,7 +108,7 @@ class OverlappedExchange:
     """Waits when the rows are asked for; work done in between hides the transfer."""
 
     transport: Transport
-    route: _Route
+    route: Route
     meter: Meter
 
     def start(self, rows: Tensor) -> Pending:
@@ -132,14 +142,20 @@ class BlockingExchange:
         return {}
 
 
-def _blocking(transport: Transport, route: _Route, meter: Meter) -> Exchange:
+def _blocking(transport: Transport, route: Route, meter: Meter) -> Exchange:
     return BlockingExchange(OverlappedExchange(transport, route, meter))
 
 
-HALO_POLICIES: dict[str, Callable[[Transport, _Route, Meter], Exchange]] = {
+HALO_POLICIES: dict[str, Callable[[Transport, Route, Meter], Exchange]] = {
     "blocking": _blocking,
     "overlap": OverlappedExchange,
 }
+
+
+def check_policy(policy: str) -> None:
+    """Raise ConfigError if there is no such halo policy."""
+    if policy not in HALO_POLICIES:
+        raise ConfigError(f"no halo policy {policy!r}: {nearest(policy, list(HALO_POLICIES))}")
 
 
 def make_exchange(
@@ -157,11 +173,10 @@ def make_exchange(
     Raises:
         ConfigError: There is no such policy.
     """
-    if policy not in HALO_POLICIES:
-        raise ConfigError(f"no halo policy {policy!r}: {nearest(policy, list(HALO_POLICIES))}")
+    check_policy(policy)
     make, meter = HALO_POLICIES[policy], meter or Meter()
-    there = _Route(plan.send_index, plan.send_ptr, plan.recv_ptr, 2 * layer)
-    back = _Route(None, plan.recv_ptr, plan.send_ptr, 2 * layer + 1)
+    there = Route(plan.send_index, plan.send_ptr, plan.recv_ptr, 2 * layer)
+    back = Route(None, plan.recv_ptr, plan.send_ptr, 2 * layer + 1)
     return LayerExchange(plan, make(transport, there, meter), make(transport, back, meter))
 
 
@@ -183,6 +198,7 @@ class _HaloRows(torch.autograd.Function):
         return exchange.forward.start(x).wait()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         rows = ctx.exchange.reverse.start(grad.contiguous()).wait()
         return ctx.exchange.plan.add_boundary(grad.new_zeros(ctx.shape), rows), None

@@ -212,5 +212,6 @@ def _take_features(
 
 
 def _tensor(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy an array, perhaps memory-mapped and read-only, into memory of our own."""
-    return torch.from_numpy(np.array(values)).to(device)
+    """Return an array as a tensor; what is mapped from a file is copied into memory."""
+    own = values if values.flags.writeable else np.array(values)
+    return torch.from_numpy(own).to(device)

@@ -186,7 +186,7 @@ class GATConv(nn.Module):
         # Attention needs source rows themselves: all in-edges of a destination are on its rank,
         # so the softmax over them is exact.
         sources = all_sources(rows, block)
-        csr = block.structure.csr.with_self_loops.csr
+        csr = block.structure.csr.with_self_loops
         score = (sources * self.att_src).sum(-1).index_select(0, csr.indices)
         score = score + (here * self.att_dst).sum(-1).index_select(0, csr.rows)
         alpha = edge_softmax(csr, F.leaky_relu(score, self.negative_slope))

@@ -1,11 +1,15 @@
 """Dropout by original id: the same masks for any number of ranks."""
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from gnn_dist.errors import ConfigError
 from gnn_dist.ops.draws import DrawKey, dropout_by_id
 
 __all__ = ["Dropout", "set_step"]
+
+SITES_PER_LAYER = 1 << 8
 
 
 class Dropout(nn.Module):
@@ -20,6 +24,7 @@ class Dropout(nn.Module):
         >>> set_step(layer, seed=0, step=1)
         >>> ids = torch.tensor([7, 8])
         >>> rows = layer(torch.ones(2, 4), ids)
+        >>> set_step(layer, seed=0, step=1)
         >>> bool((layer(torch.ones(1, 4), ids[1:]) == rows[1:]).all())
         True
     """
@@ -30,6 +35,7 @@ class Dropout(nn.Module):
             raise ConfigError(f"dropout must lie in [0, 1], got {p}")
         self.p = p
         self.key: DrawKey | None = None
+        self.uses = 0  # since the step began: a module that a model uses twice draws twice
 
     def forward(self, x: Tensor, ids: Tensor) -> Tensor:
         """Apply dropout in training mode.
@@ -48,7 +54,9 @@ class Dropout(nn.Module):
                 "dropout draws by (seed, step, layer): call gd.nn.set_step(model, seed=..., "
                 "step=...) before each training step"
             )
-        return dropout_by_id(x, ids, self.p, self.key)
+        key = replace(self.key, site=self.key.site + self.uses)
+        self.uses += 1
+        return dropout_by_id(x, ids, self.p, key)
 
     def extra_repr(self) -> str:
         """Show the probability."""
@@ -64,5 +72,5 @@ def set_step(model: nn.Module, *, seed: int, step: int) -> None:
         step: Optimiser steps so far (the epoch in full-batch training).
     """
     layers = [module for module in model.modules() if isinstance(module, Dropout)]
-    for site, layer in enumerate(layers):
-        layer.key = DrawKey(seed, step, site)
+    for number, layer in enumerate(layers):
+        layer.key, layer.uses = DrawKey(seed, step, number * SITES_PER_LAYER), 0

@@ -31,10 +31,16 @@ class BatchNorm(nn.BatchNorm1d):
             x,
             (self.running_mean, self.running_var),
             (self.weight, self.bias),
-            momentum=self.momentum if self.momentum is not None else 0.1,
+            momentum=self._weight_of_new(),
             eps=self.eps,
             transport=self.transport,
         )
+
+    def _weight_of_new(self) -> float:
+        """Return the momentum; None means the mean over all batches so far."""
+        if self.momentum is not None:
+            return self.momentum
+        return 1.0 / max(1.0, float(self.num_batches_tracked or 0))
 
 
 def global_batch_norm(

@@ -13,7 +13,6 @@ model runs, calls of `torch.nn.functional.dropout` and `batch_norm` (which the m
 original id and count over all ranks.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,29 +20,31 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
-from gnn_dist.halo.exchange import LayerExchange, halo_exchange, make_exchange
+from gnn_dist.halo.collectives import broadcast_state
+from gnn_dist.halo.exchange import LayerExchange, check_policy, halo_exchange, make_exchange
 from gnn_dist.nn.norm import global_batch_norm
+from gnn_dist.nn.refusal import refusal, source_names
 from gnn_dist.ops.draws import DrawKey, dropout_by_id, edge_ids
 from gnn_dist.shard.shard import Shard
 
 __all__ = ["Parallelized", "parallelize"]
 
-# Convolutions whose exactness is tested; their classes live in torch_geometric.nn.conv.
-EXACT_CONVS = ("GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv")
-# Normalisations that are exact: by node, or through torch.nn.functional.batch_norm.
-EXACT_NORMS = ("BatchNorm", "MessageNorm")
-POSITIONAL_DRAWS = (
-    F.alpha_dropout,
-    F.dropout1d,
-    F.dropout2d,
-    F.dropout3d,
-    F.feature_alpha_dropout,
-    F.rrelu,
+# What draws by position, always or in training, and so would depend on the partition.
+DRAWS = (
+    *(torch.bernoulli, torch.multinomial, torch.normal, torch.poisson, torch.rand, torch.randn),
+    *(torch.rand_like, torch.randn_like, torch.randint, torch.randint_like, torch.randperm),
+    *(getattr(Tensor, f"{name}_") for name in ("bernoulli", "cauchy", "exponential", "geometric")),
+    *(Tensor.log_normal_, Tensor.normal_, Tensor.random_, Tensor.uniform_),
+)
+DRAWS_IN_TRAINING = (
+    *(F.alpha_dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.feature_alpha_dropout, F.rrelu),
+    *(torch.dropout, torch.dropout_, torch.alpha_dropout, torch.rrelu),
 )
 
 
@@ -60,6 +61,8 @@ def parallelize(
         halo: The halo policy.
         seed: Of the dropout draws.
 
+    Only `backward` sums gradients over ranks; `torch.autograd.grad` returns this rank's share.
+
     Returns:
         A module with the same parameters and the same `state_dict`. Its forward and its backward
         are collective: every rank calls both, also one without training nodes. After `backward`
@@ -72,14 +75,19 @@ def parallelize(
         See `examples` in the README; in short: `logits = model(shard.x, shard.edge_index)`.
     """
     for name, module in model.named_modules():
-        reason = _refusal(module)
+        reason = refusal(module)
         if reason is not None:
             raise ConfigError(
                 f"cannot parallelize layer {name or 'model'} ({type(module).__name__}): {reason}"
             )
-    with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            world.transport.broadcast(tensor.data)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{name} has no shape yet, so ranks could not start equal: give the layer its "
+                "in_channels"
+            )
+    check_policy(halo)
+    broadcast_state(model, world.transport)
     return Parallelized(model, shard, world, halo=halo, seed=seed)
 
 
@@ -104,7 +112,7 @@ class Parallelized(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Collective. Run the model; arguments are those of the model, over the shard's ids."""
-        self._before = None  # a backward that failed may have left it
+        self._restore_gradients()
         if self.training:
             self.step += 1
         key = DrawKey(self._seed, self.step, 0)
@@ -114,10 +122,20 @@ class Parallelized(nn.Module):
                 stack.enter_context(call.inside(layer))
             stack.enter_context(_Intercept(call))
             out = self.module(*args, **kwargs)
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
+        self._watch(out)
         return out
+
+    def _watch(self, out: Any) -> None:
+        """Have a backward from any output begin with `_begin_backward`."""
+        leaves = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
+        if torch.is_grad_enabled() and self._trained() and not leaves:
+            raise ConfigError(
+                "the model must return tensors that depend on its parameters, alone or in tuples, "
+                f"lists and dictionaries, got {type(out).__name__}: the ranks' gradients would not "
+                "be summed"
+            )
+        for leaf in leaves:
+            leaf.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own `state_dict`; it loads into the plain model."""
@@ -152,6 +170,14 @@ class Parallelized(nn.Module):
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(self._end_backward)
 
+    def _restore_gradients(self) -> None:
+        """Put back what a backward that failed has set aside."""
+        if self._before is None:
+            return
+        for parameter, old in zip(self._trained(), self._before, strict=True):
+            parameter.grad = old
+        self._before = None
+
     def _end_backward(self) -> None:
         """Collective. Sum the new gradients over all ranks and add them to the older ones."""
         before, self._before = self._before or [], None
@@ -162,10 +188,17 @@ class Parallelized(nn.Module):
         ]
         if not parts:
             return
-        total = torch.cat(parts)
+        # One more number for each parameter: how many ranks have a gradient. A parameter that
+        # none has used keeps none, as on one machine.
+        have = torch.tensor([float(p.grad is not None) for p in parameters])
+        total = torch.cat([*parts, have.to(parts[0])])
         self._world.transport.all_reduce(total).wait()
-        pieces = torch.split(total, [p.numel() for p in parameters])
-        for parameter, old, piece in zip(parameters, before, pieces, strict=True):
+        *pieces, users = torch.split(total, [*(p.numel() for p in parameters), len(parameters)])
+        used = (users > 0).tolist()
+        for parameter, old, piece, is_used in zip(parameters, before, pieces, used, strict=True):
+            if not is_used:
+                parameter.grad = old
+                continue
             new_grad = piece.view_as(parameter).to(parameter.dtype)
             parameter.grad = new_grad if old is None else old + new_grad
 
@@ -183,7 +216,8 @@ class _Call:
         self.exchange_at = exchange_at
         self.num_exchanges = self.num_draws = 0
         self.edge_index: Tensor | None = None  # of the layer that is sending messages now
-        self.last: tuple[Tensor, Tensor] | None = None  # rows exchanged last, with the result
+        self.last: tuple[Tensor, int, Tensor] | None = None  # rows exchanged last, and the result
+        self.with_gradient = torch.is_grad_enabled()
 
     @contextmanager
     def inside(self, layer: Any) -> Iterator[None]:
@@ -192,7 +226,7 @@ class _Call:
             for entry, reader in (("propagate", "message"), ("edge_updater", "edge_update")):
                 plain = getattr(layer, entry)
                 # An attribute of the instance hides the class's method until it is deleted.
-                setattr(layer, entry, self._with_halo(layer, plain, _source_names(layer, reader)))
+                setattr(layer, entry, self._with_halo(layer, plain, source_names(layer, reader)))
                 stack.callback(delattr, layer, entry)
             yield
 
@@ -206,6 +240,7 @@ class _Call:
 
         def entry(edge_index: Tensor, size: Any = None, **kwargs: Any) -> Any:
             del size  # that of one machine
+            self.check_gradient(type(layer).__name__)
             for name in names:
                 kwargs[name] = self._lift(kwargs.get(name), layer, name)
             self.edge_index = edge_index
@@ -232,19 +267,30 @@ class _Call:
         return self._all_sources(source, dim), target
 
     def _all_sources(self, rows: Tensor, dim: int) -> Tensor:
-        if self.last is not None and self.last[0] is rows:
-            return self.last[1]
+        version = rows._version  # an in-place change makes other rows of the same tensor
+        if self.last is not None and self.last[0] is rows and self.last[1] == version:
+            return self.last[2]
         exchange = self.exchange_at(self.num_exchanges)
         self.num_exchanges += 1
         first = rows.movedim(dim, 0)
         full = torch.cat([first, halo_exchange(first.contiguous(), exchange)]).movedim(0, dim)
-        self.last = rows, full
+        self.last = rows, version, full
         return full
+
+    def check_gradient(self, what: str) -> None:
+        """Refuse what a backward runs again, outside this call, with other rows and draws."""
+        if self.with_gradient and not torch.is_grad_enabled():
+            raise ConfigError(
+                f"{what} runs without gradients inside a model that has them: use "
+                "checkpoint(..., use_reentrant=False) outside layers, or requires_grad_(False) in "
+                "place of no_grad()"
+            )
 
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, *_: object) -> Tensor:
         """Do what `torch.nn.functional.dropout` does, drawing by id."""
         if not training or p == 0.0:
             return x
+        self.check_gradient("dropout")
         key = DrawKey(self.key.seed, self.key.step, self.num_draws)
         self.num_draws += 1
         return dropout_by_id(x, self._row_ids(x), p, key)
@@ -279,6 +325,7 @@ class _Call:
         """Do what `torch.nn.functional.batch_norm` does, over the rows of all ranks."""
         if not training:
             return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+        self.check_gradient("batch norm")
         if x.dim() != 2:
             raise ConfigError(f"batch norm must act on two-dimensional rows, got {tuple(x.shape)}")
         return global_batch_norm(
@@ -309,11 +356,16 @@ class _Intercept(TorchFunctionMode):
         kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in POSITIONAL_DRAWS and (True in args[1:] or kwargs.get("training", False)):
+        in_training = func in DRAWS_IN_TRAINING and (
+            any(a is True for a in args[1:]) or bool(kwargs.get("training") or kwargs.get("train"))
+        )
+        if in_training or func in DRAWS:
             raise ConfigError(
-                f"torch.nn.functional.{func.__name__} draws by position, which depends on the "
-                "partition: use dropout"
+                f"{func.__name__} draws by position, which depends on the partition: use "
+                "torch.nn.functional.dropout"
             )
+        if func is torch.batch_norm:
+            raise ConfigError("torch.batch_norm counts this rank only: use torch.nn.BatchNorm1d")
         replacement = self.replacements.get(func)
         if replacement is None:
             return func(*args, **kwargs)
@@ -329,12 +381,6 @@ def _message_passing_layers(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, MessagePassing)]
 
 
-def _source_names(layer: nn.Module, function: str) -> list[str]:
-    """Names whose rows a layer's function reads at the sources of edges: `x` for `x_j`."""
-    parameters = inspect.signature(getattr(layer, function)).parameters
-    return [name.removesuffix("_j") for name in parameters if name.endswith("_j")]
-
-
 def _copy_numbers(src: Tensor, dst: Tensor, num_src: int) -> Tensor:
     """Return int64 (e,): k for the k-th copy (from 0) of an edge, in any order of edges."""
     key = dst * num_src + src
@@ -342,44 +388,3 @@ def _copy_numbers(src: Tensor, dst: Tensor, num_src: int) -> Tensor:
     index = torch.arange(key.numel(), device=key.device)
     start = torch.searchsorted(ordered, ordered)
     return torch.empty_like(index).scatter_(0, order, index - start)
-
-
-def _refusal(module: nn.Module) -> str | None:
-    """Say why a module would not be exact; None if it is."""
-    home = type(module).__module__
-    if home.startswith("torch_geometric.nn.norm") and type(module).__name__ not in EXACT_NORMS:
-        by_node = type(module).__name__ == "LayerNorm" and getattr(module, "mode", "") == "node"
-        return None if by_node else "its statistics span all nodes of the graph; use BatchNorm"
-    if home.startswith("torch_geometric.nn.pool"):
-        return "pooling looks at all nodes of the graph at once"
-    from torch_geometric.nn import MessagePassing
-
-    if not isinstance(module, MessagePassing):
-        return None
-    return _conv_refusal(module)
-
-
-def _conv_refusal(layer: Any) -> str | None:
-    for base in type(layer).__mro__:
-        known = base.__name__ in (*EXACT_CONVS, "MessagePassing")
-        if base.__module__.startswith("torch_geometric.nn.conv") and not known:
-            return (
-                f"{base.__name__} is not known to be exact on a shard (layers that normalise by "
-                f"degree are not); known are {', '.join(EXACT_CONVS)} and layers of your own"
-            )
-    if layer.flow != "source_to_target":
-        return (
-            f"flow must be 'source_to_target', got {layer.flow!r}: owned nodes hold in-edges only"
-        )
-    if getattr(layer, "decomposed_layers", 1) > 1:
-        return "decomposed_layers must be 1"
-    for reader, others in (("message", ("aggregate", "update")), ("edge_update", ())):
-        lifted = set(_source_names(layer, reader))
-        for function in (reader, *others):
-            whole = lifted & set(inspect.signature(getattr(layer, function)).parameters)
-            if whole:
-                return (
-                    f"{function} takes {min(whole)!r} whole while {reader} reads it at sources: "
-                    f"pass the whole under another name"
-                )
-    return None

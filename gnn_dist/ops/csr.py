@@ -18,11 +18,16 @@ class SubCSR(NamedTuple):
 
     Attributes:
         csr: The derived structure.
-        position: int64 (nnz,), for each entry its position in the original, or -1 if it is new.
+        position: int64 (nnz,), for each entry its position in the original, or -1 if it is new;
+            None if all entries are those of the original.
     """
 
     csr: "CSR"
-    position: Tensor
+    position: Tensor | None
+
+    def take(self, values: Tensor) -> Tensor:
+        """Return values of the original's entries (nnz, ...) in the order of this structure's."""
+        return values if self.position is None else values[self.position]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +76,13 @@ class CSR:
     @cached_property
     def rows(self) -> Tensor:
         """int64 (nnz,), the row of each entry."""
+        return self._row_index()
+
+    def _row_index(self) -> Tensor:
+        """Return `rows` without keeping it: for what is made once from a structure."""
+        kept: Tensor | None = self.__dict__.get("rows")
+        if kept is not None:
+            return kept
         index = torch.arange(self.num_rows, device=self.device)
         return torch.repeat_interleave(index, self.counts, output_size=self.nnz)
 
@@ -79,7 +91,7 @@ class CSR:
         """The transposed structure; within a row, entries keep their order."""
         order = torch.argsort(self.indices, stable=True)
         indptr = _offsets(torch.bincount(self.indices, minlength=self.num_cols))
-        transposed = CSR(indptr, self.rows[order].int(), self.num_rows)
+        transposed = CSR(indptr, self._row_index().int()[order], self.num_rows)
         return SubCSR(transposed, order)
 
     @cached_property
@@ -99,7 +111,7 @@ class CSR:
             keep: bool (nnz,).
         """
         position = keep.nonzero().squeeze(1)
-        indptr = _offsets(torch.bincount(self.rows[position], minlength=self.num_rows))
+        indptr = _offsets(torch.bincount(self._row_index()[position], minlength=self.num_rows))
         return SubCSR(CSR(indptr, self.indices[position], self.num_cols), position)
 
     @cached_property
@@ -108,6 +120,9 @@ class CSR:
 
     def split_columns(self, at: int) -> tuple[SubCSR, SubCSR]:
         """Split by column: entries below `at`, and the others with columns counted from `at`."""
+        if at == self.num_cols:
+            nothing = CSR(torch.zeros_like(self.indptr), self.indices[:0], 0)
+            return SubCSR(self, None), SubCSR(nothing, self.indices[:0].long())
         if at not in self._splits:
             left = self.indices < at
             low, high = self.select(left), self.select(~left)
@@ -119,12 +134,18 @@ class CSR:
             )
         return self._splits[at]
 
-    @cached_property
-    def with_self_loops(self) -> SubCSR:
+    @property
+    def with_self_loops(self) -> "CSR":
         """Row i holds the entry (i, i) exactly once, last in its row; all other entries stay."""
-        keep = (self.indices != self.rows).nonzero().squeeze(1)
+        return self.self_loop_origin.csr
+
+    @cached_property
+    def self_loop_origin(self) -> SubCSR:
+        """`with_self_loops`, and where each of its entries comes from (-1: its own loop)."""
+        all_rows = self._row_index()
+        keep = (self.indices != all_rows).nonzero().squeeze(1)
         loop = torch.arange(self.num_rows, device=self.device)
-        rows = torch.cat([self.rows[keep], loop])
+        rows = torch.cat([all_rows[keep], loop])
         columns = torch.cat([self.indices[keep], loop.int()])
         position = torch.cat([keep, torch.full_like(loop, -1)])
         order = torch.argsort(rows, stable=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 __all__ = ["DrawKey", "dropout_by_id", "edge_ids", "keep_mask", "uniform_by_id"]
 
@@ -110,6 +111,7 @@ class _Mask(torch.autograd.Function):
         return (x * scale).mul_(keep)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         (keep,) = ctx.saved_tensors
         return (grad * ctx.scale).mul_(keep), None, None

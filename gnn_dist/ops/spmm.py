@@ -10,6 +10,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gnn_dist.ops.csr import CSR
 
@@ -62,7 +63,8 @@ def sddmm(csr: CSR, rows: Tensor, columns: Tensor, heads: bool) -> Tensor:
         (nnz,), or (nnz, H).
     """
     product = rows.index_select(0, csr.rows) * columns.index_select(0, csr.indices)
-    return product.flatten(2 if heads else 1).sum(-1) if product.dim() > 1 else product
+    kept = 2 if heads else 1
+    return product.flatten(kept).sum(-1) if product.dim() > kept else product
 
 
 def spmm_extreme(csr: CSR, x: Tensor, reduce: str) -> Tensor:
@@ -146,8 +148,8 @@ class SparseRows:
     @cached_property
     def transposed(self) -> tuple[CSR, Tensor]:
         """The transposed structure and its values."""
-        csr, order = self.csr.transpose
-        return csr, self.values[order]
+        transposed = self.csr.transpose
+        return transposed.csr, transposed.take(self.values)
 
 
 class _SparseMatmul(torch.autograd.Function):
@@ -159,6 +161,7 @@ class _SparseMatmul(torch.autograd.Function):
         return spmm_sum(rows.csr, dense, rows.values.to(dense.dtype))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         csr, values = ctx.rows.transposed
         return None, spmm_sum(csr, grad, values.to(grad.dtype))

@@ -14,6 +14,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -112,8 +113,14 @@ class Meta:
 
     def arrays_of(self, part: int) -> dict[str, ArrayRow]:
         """Return the rows of one part's arrays by name."""
-        prefix = part_name(part) + "/"
-        return {row.name: row for row in self.arrays if row.file.startswith(prefix)}
+        return self._arrays_by_part.get(part_name(part), {})
+
+    @cached_property
+    def _arrays_by_part(self) -> dict[str, dict[str, ArrayRow]]:
+        by_part: dict[str, dict[str, ArrayRow]] = {}
+        for row in self.arrays:
+            by_part.setdefault(row.file.partition("/")[0], {})[row.name] = row
+        return by_part
 
 
 def part_name(part: int) -> str:
@@ -275,8 +282,10 @@ def _part_arrays(graph: Graph, partition: Partition, part: int) -> Iterator[tupl
     indptr, edge = csr_take(graph.indptr, node_id)
     source = partition.global_id[graph.indices[edge]]
     inside = (source >= start) & (source < stop)
-    halo = np.unique(source[~inside])
-    local = np.where(inside, source - start, len(node_id) + np.searchsorted(halo, source))
+    remote = source[~inside]
+    halo = np.unique(remote)
+    local = source - start
+    local[~inside] = len(node_id) + np.searchsorted(halo, remote)
     yield "indptr", indptr, "other"
     yield "indices", local.astype(np.int32), "edges"
     yield "halo", halo, "halo"

@@ -147,16 +147,18 @@ def _join_sources(loaded: list[dict[str, Array]], meta: Meta, parts: range) -> t
     if len(loaded) == 1:
         return loaded[0]["indices"], loaded[0]["halo"]
     start, stop = meta.node_ptr[parts.start], meta.node_ptr[parts.stop]
-    sources = []
-    for part, arrays in zip(parts, loaded, strict=True):
-        own = np.arange(meta.node_ptr[part], meta.node_ptr[part + 1])
-        sources.append(np.concatenate([own, arrays["halo"]])[arrays["indices"]])
     halos = np.concatenate([arrays["halo"] for arrays in loaded])
     halo = np.unique(halos[(halos < start) | (halos >= stop)])
-    source = np.concatenate(sources)
-    inside = (source >= start) & (source < stop)
-    local = np.where(inside, source - start, stop - start + np.searchsorted(halo, source))
-    return local.astype(np.int32), halo
+    joined = []
+    for part, arrays in zip(parts, loaded, strict=True):
+        # A table from the part's local ids to the shard's: work per node, not per edge.
+        own = np.arange(meta.node_ptr[part], meta.node_ptr[part + 1])
+        global_id = np.concatenate([own, arrays["halo"]])
+        inside = (global_id >= start) & (global_id < stop)
+        remote = stop - start + np.searchsorted(halo, global_id)
+        table = np.where(inside, global_id - start, remote).astype(np.int32)
+        joined.append(table[arrays["indices"]])
+    return np.concatenate(joined), halo
 
 
 def _join_features(

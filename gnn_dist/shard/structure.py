@@ -55,8 +55,8 @@ class Structure:
     @cached_property
     def loop_edge_weight(self) -> Tensor:
         """(nnz,) weights of `csr.with_self_loops`; a new loop has 1, an old one keeps its own."""
-        csr, position = self.csr.with_self_loops
-        if self.edge_weight is None:
+        csr, position = self.csr.self_loop_origin
+        if self.edge_weight is None or position is None:
             return torch.ones(csr.nnz, dtype=self.degree.dtype, device=csr.device)
         loop_weight = own_loop_weight(self.csr, self.edge_weight)
         is_loop = position < 0
@@ -71,7 +71,7 @@ class Structure:
         Source: "Semi-Supervised Classification with Graph Convolutional Networks" (Kipf, Welling),
         arXiv 1609.02907, section 2, the renormalised adjacency. Degrees are the whole graph's.
         """
-        csr, _ = self.csr.with_self_loops
+        csr = self.csr.with_self_loops
         scale = self.degree.pow(-0.5)
         scale = scale.masked_fill(scale.isinf(), 0.0)
         return scale[csr.indices.long()] * self.loop_edge_weight * scale[csr.rows]

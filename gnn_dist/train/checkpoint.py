@@ -24,6 +24,7 @@ class Checkpoint:
     Attributes:
         epoch: The epoch that comes next.
         fingerprint: Of the graph.
+        options: `TrainConfig.mathematics()` of the run.
         model: `state_dict` of the model.
         optimizer: `state_dict` of the optimiser.
         scheduler: `state_dict` of the scheduler.
@@ -32,6 +33,7 @@ class Checkpoint:
 
     epoch: int
     fingerprint: str
+    options: dict[str, Any]
     model: dict[str, Any]
     optimizer: dict[str, Any]
     scheduler: dict[str, Any]
@@ -79,7 +81,7 @@ def _read(path: Path) -> bytes:
 
 def _parse(data: bytes, path: Path) -> Checkpoint:
     try:
-        return Checkpoint(**torch.load(io.BytesIO(data), weights_only=True))
+        return Checkpoint(**torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
     except Exception as error:  # torch raises many kinds for a damaged file
         reason = str(error).split("\n", 1)[0]
         raise ConfigError(f"{path} is damaged ({reason}): use an older run folder") from error

@@ -17,6 +17,7 @@ __all__ = [
     "OptimConfig",
     "RunConfig",
     "TrainConfig",
+    "check_split",
 ]
 
 CONFIG_FILE = "config.yaml"  # in a run folder
@@ -156,9 +157,23 @@ class TrainConfig(RunConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
         for group in (ModelConfig, OptimConfig, DataConfig, LoopConfig, RunConfig):
             group.check(self)
 
+    def mathematics(self) -> dict[str, object]:
+        """Return the fields that decide what is computed, which a resumed run may not change."""
+        groups = (ModelConfig, OptimConfig, DataConfig)
+        names = [field.name for group in groups for field in fields(group)]
+        return {name: getattr(self, name) for name in [*names, "seed", "precision"]}
+
     def to_dict(self) -> dict[str, object]:
         """Return the fields as plain values, in their order."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def check_split(split: int, num_splits: int, dataset: str) -> None:
+    """Raise ConfigError if a dataset with official splits has none of this number."""
+    if num_splits and split >= num_splits:
+        raise ConfigError(
+            f"split must lie in 0..{num_splits - 1} for {dataset!r}, got {split}: change --split"
+        )
 
 
 def _at_least(config: object, least: float, *names: str) -> None:

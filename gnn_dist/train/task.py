@@ -10,8 +10,9 @@ from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
 from gnn_dist.ops.draws import DrawKey, uniform_by_id
 from gnn_dist.shard.shard import Shard
+from gnn_dist.train.config import check_split
 
-__all__ = ["SPLITS", "NodeTask", "choose_masks", "node_loss"]
+__all__ = ["SPLITS", "NodeTask", "choose_masks", "make_task", "node_loss"]
 
 SPLITS = ("train", "val", "test")
 SPLIT_FRACTIONS = (0.5, 0.2)  # the rest are test nodes
@@ -55,11 +56,7 @@ def choose_masks(shard: Shard, split: int) -> dict[str, Tensor]:
     y, _ = _labels(shard)
     if meta.num_splits == 0:
         return _hash_split(shard.node_id, y, split)
-    if split >= meta.num_splits:
-        raise ConfigError(
-            f"split must lie in 0..{meta.num_splits - 1} for {meta.dataset!r}, got {split}: "
-            "change --split"
-        )
+    check_split(split, meta.num_splits, meta.dataset)
     masks = {}
     for name in SPLITS:
         mask = shard.masks.get(f"{name}_mask")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
+from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.load import induced_shard
 from gnn_dist.nn.models import GNN, ModelShape, build_model
 from gnn_dist.profile.meter import peak_rss_bytes
@@ -119,11 +119,11 @@ class Trainer:
         bar = tqdm(epochs, disable=None if folder else True, unit="epoch", leave=False)
         try:
             for epoch in bar:
+                if 0 < self.config.patience <= self.progress.stale:
+                    break
                 row = self._epoch(epoch, folder)
                 rows.append(row)
                 self._report(row, bar)
-                if 0 < self.config.patience <= self.progress.stale:
-                    break
             self._save(folder, LAST)
             summary = self._summary(rows)
             summary["run_folder"] = "" if folder is None else str(folder.path)
@@ -190,6 +190,7 @@ class Trainer:
         checkpoint = Checkpoint(
             epoch=self.progress.epoch,
             fingerprint=self.shard.meta.fingerprint,
+            options=self.config.mathematics(),
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
             scheduler=self.scheduler.state_dict(),
@@ -198,6 +199,13 @@ class Trainer:
         write_checkpoint(folder.path, checkpoint, name)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
+        for name, now in self.config.mathematics().items():
+            before = checkpoint.options.get(name)
+            if before != now:
+                raise ConfigError(
+                    f"a resumed run must keep {name}={before}, got {now}: start a new run, or "
+                    f"leave --{name.replace('_', '-')} out"
+                )
         load_model(self.model, checkpoint, self.shard)
         self.optimizer.load_state_dict(checkpoint.optimizer)
         self.scheduler.load_state_dict(checkpoint.scheduler)
@@ -274,16 +282,8 @@ def make_model(config: TrainConfig, shard: Shard, task: NodeTask, world: World) 
         torch.manual_seed(config.seed)
         model = build_model(config.model, shape, world.transport)
     model.to(device=world.device, dtype=DTYPES[config.precision])
-    broadcast_state(model, world)
+    broadcast_state(model, world.transport)
     return model
-
-
-def broadcast_state(model: torch.nn.Module, world: World) -> None:
-    """Collective. Give rank 0's parameters and buffers to all ranks."""
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
-    with torch.no_grad():
-        for tensor in tensors:
-            world.transport.broadcast(tensor.data)
 
 
 def load_model(model: torch.nn.Module, checkpoint: Checkpoint, shard: Shard) -> None:
