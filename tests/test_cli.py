@@ -151,6 +151,55 @@ def test_resume_goes_on_to_more_epochs(tmp_path):
     assert [row["epoch"] for row in rows_of("runs/a")] == [0, 1, 2, 3, 4]
 
 
+def test_a_run_that_never_reached_a_checkpoint_can_be_resumed(tmp_path):
+    write_parts(ring())
+    assert main(["train", "parts", "--out", "r", *ARGS]) == 0
+    for name in ("best.pt", "last.pt"):
+        assert (tmp_path / "r/checkpoint" / name).exists()
+    # What is there when a run is killed in its first epoch: a checkpoint of epoch 0.
+    assert main(["train", "parts", "--out", "first", *ARGS, "--checkpoint-every", "1000"]) == 0
+    assert main(["train", "--resume", "first", "--epochs", "4"]) == 0
+    assert [row["epoch"] for row in rows_of("first")] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("precision: fp16", "fp16"),
+        ("hidden: abc", "abc"),
+        ("metric: foo", "foo"),
+        ("verify: maybe", "verify must be true or false"),
+        ("colour: red", "--colour"),
+    ],
+)
+def test_a_damaged_configuration_of_a_run_is_refused(change, message, tmp_path, capfd):
+    write_parts(ring())
+    assert main(["train", "parts", "--out", "r", *ARGS]) == 0
+    capfd.readouterr()
+    config = tmp_path / "r/config.yaml"
+    key = change.split(":")[0]
+    lines = [line for line in config.read_text().splitlines() if not line.startswith(f"{key}:")]
+    config.write_text("\n".join([*lines, change]) + "\n")
+    assert message in refused(capfd, "evaluate", "r")
+    assert message in refused(capfd, "train", "--resume", "r")
+
+
+def test_no_validation_nodes(tmp_path, capfd):
+    write_parts(ring(val_mask=np.zeros(12, bool)))
+    assert main(["train", "parts", "--out", "r", *ARGS]) == 0
+    assert "val accuracy n/a" in capfd.readouterr().out
+    assert json.loads((tmp_path / "r/summary.json").read_text())["val_metric_at_best"] is None
+    assert main(["evaluate", "r", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["val"] is None
+
+
+def test_a_reader_that_goes_away(tmp_path):
+    command = f"{sys.executable} -m gnn_dist datasets | true"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=env, timeout=60)
+    assert "Traceback" not in done.stderr
+
+
 def test_an_own_graph_from_files(tmp_path, capfd):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/edges.csv").write_text("src,dst\n0,1\n1,2\n2,3\n3,4\n4,0\n")
@@ -207,6 +256,7 @@ def test_without_masks_a_split_is_made(capfd):
         (["inspect", "nowhere"], "nowhere does not exist"),
         (["train", "nowhere.csv"], "nowhere.csv"),
         (["evaluate", "nowhere"], "nowhere"),
+        (["train", "grid", "batch_norm=maybe"], "batch_norm must be true or false"),
         (["train", "grid", "--config", "none.yaml"], "none.yaml cannot be read"),
         (["train", "grid", "--hiden", "3"], "--hidden"),
         (["train", "grid", "lr=abc"], "abc"),

@@ -39,7 +39,9 @@ def one_step(world, folder, model_name, aggr, halo):
     logits = model(x, blocks)
     loss = node_loss(logits, task.y, task.masks["train"], task.num_train)
     loss.backward()
-    total = torch.cat([loss.detach().view(1), *(p.grad.flatten() for p in model.parameters())])
+    total = torch.cat(
+        [loss.detach().view(1), *(p.grad.flatten() for p in model.parameters() if p.requires_grad)]
+    )
     world.transport.all_reduce(total).wait()
     statistics = torch.cat([buffer.flatten().double() for buffer in model.buffers()])
     return [t.numpy() for t in (shard.node_id, logits.detach(), x.grad, total, statistics)]

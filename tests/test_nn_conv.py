@@ -98,6 +98,14 @@ def test_batch_norm_over_all_batches_so_far():
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
 
 
+@pytest.mark.parametrize("name", ["gcn", "sage", "gin", "gat"])
+def test_a_bias_before_batch_norm_is_held_at_zero(name):
+    shape = ModelShape(F, 6, NUM_CLASSES, layers=3, heads=2, batch_norm=True)
+    model = build_model(name, shape)
+    assert [conv.output_bias.requires_grad for conv in model.convs] == [False, False, True]
+    assert not model.convs[0].output_bias.any()
+
+
 def test_batch_norm_between_layers_equals_pygs(tmp_path):
     shard = load_whole(awkward_case("directed", 1).graph, tmp_path / "parts")
     theirs = pyg.GraphSAGE(F, 6, 3, NUM_CLASSES, norm="batch_norm").double()

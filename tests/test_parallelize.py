@@ -41,8 +41,10 @@ class GatedSum(pyg.MessagePassing):
 
 
 class OwnSum(GatedSum):
+    """With dropout of node rows inside the layer, too."""
+
     def update(self, aggregated):
-        return torch.tanh(aggregated)
+        return F.dropout(torch.tanh(aggregated), 0.2, self.training)
 
 
 class EdgeScored(pyg.MessagePassing):
@@ -75,7 +77,9 @@ class Net(nn.Module):
 
     def forward(self, x, edge_index):
         x = F.dropout(x, p=0.2, training=self.training)
-        x = self.dropout(self.norm(self.first(x, edge_index)).relu())
+        x = self.norm(self.first(x, edge_index))
+        F.dropout(x, 0.2, self.training, inplace=True)
+        x = self.dropout(x.relu())
         return self.out(self.second(x, edge_index))
 
 
@@ -207,6 +211,13 @@ REFUSED = {
     "flow": (Backwards, "flow must be 'source_to_target'"),
     "whole tensor": (lambda: GatedSum(NUM_FEATURES, K), "update takes 'x' whole"),
     "norm": (lambda: pyg.GraphNorm(NUM_FEATURES), "its statistics span all nodes"),
+    "attention": (lambda: nn.MultiheadAttention(4, 2), "attention over rows"),
+    "global attention": (
+        lambda: pyg.GPSConv(NUM_FEATURES, pyg.SAGEConv(NUM_FEATURES, NUM_FEATURES)),
+        "it is no MessagePassing layer",
+    ),
+    "readout": (lambda: pyg.MeanAggregation(), "as a readout"),
+    "sparse": (lambda: nn.Embedding(5, 2, sparse=True), "sparse gradients"),
     "lazy": (lambda: pyg.SAGEConv(-1, K), "has no shape yet"),
     "label propagation": (lambda: pyg.LabelPropagation(1, 0.5), "LabelPropagation is not known"),
     "pooling": (lambda: pyg.TopKPooling(NUM_FEATURES), "pooling looks at all nodes"),
@@ -277,6 +288,26 @@ def accumulated(world, folder):
 
 def test_gradients_accumulate(folders):
     run_ranks(accumulated, 3, folders[1]["star"])
+
+
+def frozen_then_trained(world, folder):
+    """A parameter that is trained from later on is summed as well."""
+    shard = gd.load_shard(folder, world)
+    net = make_net("sage").requires_grad_(False)
+    net.out.requires_grad_(True)
+    model = gd.parallelize(net, shard, world).eval()
+    model(shard.x, shard.edge_index).sum().backward()
+    net.requires_grad_(True)
+    net.zero_grad()
+    model(shard.x, shard.edge_index).sum().backward()
+    return [p.grad.numpy() for p in net.parameters()]
+
+
+def test_parameters_that_are_unfrozen_are_summed(folders):
+    [one] = run_ranks(frozen_then_trained, 1, folders[0]["star"])
+    for many in run_ranks(frozen_then_trained, 3, folders[1]["star"]):
+        for a, b in zip(one, many, strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9)
 
 
 class Uneven(nn.Module):

@@ -173,6 +173,15 @@ def test_existing_folders_are_kept_unless_told(folder, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "parts"]
 
 
+def test_overwriting_through_a_link_keeps_the_link(folder, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    write_partition(small_graph(), Partition([0] * 5, 1), link, overwrite=True)
+    assert link.is_symlink()
+    assert read_meta(folder).num_parts == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "parts"]
+
+
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
@@ -206,6 +215,8 @@ def test_missing_folder_and_other_folder(tmp_path):
         ({"node_ptr": "abc"}, "is damaged"),
         ({"num_parts": 3}, "the header of 3 and 5"),
         ({"cut": "vertex"}, "cut must be 'edge'"),
+        ({"quality": {}}, "quality lacks balance, edge_cut"),
+        ({"partitioner": {"method": "x"}}, "partitioner lacks notes, options"),
         ({"surprise": 1}, "surprise"),
         ({"arrays": 5}, "is damaged"),
         ({"arrays": [{"name": "x"}]}, "is damaged"),

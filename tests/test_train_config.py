@@ -21,6 +21,8 @@ from gnn_dist.train.config import TrainConfig
         ({"model": "gat", "hidden": 10, "heads": 4}, "heads must divide hidden=10"),
         ({"split": -1}, "split must be at least 0"),
         ({"timeout": 0.0}, "timeout must be above 0 seconds"),
+        ({"timeout": float("inf")}, "timeout must be above 0 seconds"),
+        ({"seed": 10**30}, "seed must lie in"),
         ({"patience": -1}, "patience must be at least 0"),
     ],
 )

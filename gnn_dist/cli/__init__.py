@@ -6,12 +6,15 @@
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
 __all__ = ["main"]
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
+# Launchers end all ranks when one ends: those with nothing to say wait for the one that has.
+SPEAKER_FIRST_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,14 +32,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         # All ranks refuse wrong input alike; one on each host says so.
         rank, speaks = launch.rank, launch.rank == 0 or launch.local_rank == 0
         return _run(list(sys.argv[1:] if argv is None else argv), rank)
+    except SystemExit as error:  # of the parser: help, or words that it does not take
+        if error.code and not speaks:
+            time.sleep(SPEAKER_FIRST_S)
+        raise
     except InputError as error:
+        if not speaks:
+            time.sleep(SPEAKER_FIRST_S)
         if speaks:
             print(f"gnn-dist: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except GnnDistError as error:
         print(f"gnn-dist: rank {rank}: {error}", file=sys.stderr)
         return EXIT_FAILED
+    except BrokenPipeError:  # whoever read what we print has gone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what the interpreter flushes at exit
+        return EXIT_FAILED
     except KeyboardInterrupt:
+        if rank == 0:
+            print("gnn-dist: interrupted", file=sys.stderr)
         return EXIT_FAILED
 
 
@@ -51,7 +65,8 @@ def _run(words: list[str], rank: int) -> int:
         format="%(message)s" if rank == 0 else f"rank {rank}: %(message)s",
         stream=sys.stderr,
     )
-    flags, dataset = expand_arguments(commands.with_resumed_config(words))
+    words = commands.with_resumed_config(words)
+    flags, dataset = expand_arguments(words, commands.option_types())
     sub = tyro.conf.subcommand
     command_type = (
         Annotated[commands.Datasets, sub("datasets")]
@@ -69,4 +84,6 @@ def _run(words: list[str], rank: int) -> int:
         config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
     )
     environment = commands.Environment(os.environ.get("GNN_DIST_DATA"), dataset)
-    return command.run(environment)
+    code = command.run(environment)
+    sys.stdout.flush()
+    return code

@@ -17,6 +17,7 @@ from tyro.conf import Positional
 
 from gnn_dist.cli.arguments import as_flags, load_yaml
 from gnn_dist.cli.tables import dataset_table, quality_table
+from gnn_dist.comm.detect import LaunchInfo
 from gnn_dist.errors import ConfigError, ShardFormatError
 from gnn_dist.shard.format import META_FILE, Meta, read_meta, write_partition
 from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig, check_split
@@ -29,6 +30,7 @@ __all__ = [
     "Inspect",
     "PartitionCommand",
     "Train",
+    "option_types",
     "with_resumed_config",
 ]
 
@@ -100,6 +102,7 @@ class _Partitioning:
         from gnn_dist.partitioners import partition_graph
 
         graph = load_dataset(dataset, self.root or root or "data", directed=self.directed)
+        print(f"partitioning {dataset} in {num_parts} parts: {out}", file=sys.stderr)
         partition = partition_graph(graph, num_parts, self.method, **self.options())
         for note in partition.notes:
             print(f"note: {note}", file=sys.stderr)
@@ -176,16 +179,9 @@ class Train(TrainConfig, _Partitioning):
 
         dataset = _given(self.dataset or environment.default_dataset)
         launch = detect_launch(os.environ)
-        if self.ranks < 0 or self.parts < 0:
-            raise ConfigError(
-                f"ranks and parts must not be negative, got {self.ranks}, {self.parts}"
-            )
-        if self.ranks and launch.world_size > 1:
-            raise ConfigError(
-                f"--ranks {self.ranks} starts ranks, but this is one of {launch.world_size} that "
-                f"{launch.launcher} has started: leave --ranks out"
-            )
-        world_size = self.ranks or launch.world_size or 1
+        if self.parts < 0:
+            raise ConfigError(f"parts must not be negative, got {self.parts}")
+        world_size = _world_size(self.ranks, launch)
         if world_size > 1 and launch.world_size <= 1:
             folder = self.folder(dataset, world_size, environment)
             self.check_folder(read_meta(folder), world_size)
@@ -201,7 +197,6 @@ class Train(TrainConfig, _Partitioning):
         if (out / META_FILE).is_file():
             print(f"using the partition in {out}", file=sys.stderr)
             return out
-        print(f"partitioning {dataset} in {parts} parts: {out}", file=sys.stderr)
         self.write(dataset, parts, out, environment.root, False)
         return out
 
@@ -220,7 +215,7 @@ class Train(TrainConfig, _Partitioning):
         """Start the ranks on this machine and wait for them."""
         from gnn_dist.launch.local import launch_ranks
 
-        argv = ["train", str(folder), *as_flags(self.config.to_dict())]
+        argv = ["train", str(folder), *as_flags(self.config.to_dict(), option_types())]
         return launch_ranks(argv, self.ranks, backend=self.backend)
 
     def be_a_rank(self, dataset: str, world_size: int, environment: Environment) -> int:
@@ -267,20 +262,20 @@ class Evaluate:
         folder = self.parts or str(values.pop("dataset", ""))
         values.pop("dataset", None)
         changes = {"backend": self.backend, "timeout": self.timeout, "resume": ""}
-        try:
-            config = TrainConfig(**{**values, **changes})
-        except TypeError as error:
-            raise ConfigError(
-                f"{self.run_folder}/{CONFIG_FILE} is of another version: {error}"
-            ) from error
+        config = _parse_config({**values, **changes})
         meta = read_meta(folder)
         launch = detect_launch(os.environ)
-        meta.book.parts_of_rank(0, self.ranks or launch.world_size or 1)
-        if self.ranks > 1 and launch.world_size <= 1:
+        world_size = _world_size(self.ranks, launch)
+        meta.book.parts_of_rank(0, world_size)
+        if world_size > 1 and launch.world_size <= 1:
             from gnn_dist.launch.local import launch_ranks
 
             options = {"parts": folder, "backend": self.backend, "timeout": self.timeout}
-            argv = ["evaluate", self.run_folder, *as_flags({**options, "json": self.json})]
+            argv = [
+                "evaluate",
+                self.run_folder,
+                *as_flags({**options, "json": self.json}, option_types()),
+            ]
             return launch_ranks(argv, self.ranks, backend=self.backend)
         from gnn_dist.cli.ranks import evaluate
 
@@ -297,6 +292,33 @@ def with_resumed_config(words: Sequence[str]) -> list[str]:
         if run and words[0] == "train":
             return [words[0], "--config", str(Path(run) / CONFIG_FILE), *words[1:]]
     return list(words)
+
+
+def option_types() -> dict[str, object]:
+    """Return the type of every option of every command, by name with underscores."""
+    classes = (Datasets, PartitionCommand, Inspect, Train, Evaluate)
+    return {field.name: field.type for command in classes for field in fields(command)}
+
+
+def _parse_config(values: dict[str, Any]) -> TrainConfig:
+    """Check the options of a run folder by the parser of the command line."""
+    import tyro
+
+    words = as_flags(values, option_types())
+    config: TrainConfig = tyro.cli(TrainConfig, prog=f"{CONFIG_FILE}:", args=words)
+    return config
+
+
+def _world_size(ranks: int, launch: LaunchInfo) -> int:
+    """Return how many ranks there are to be."""
+    if ranks < 0:
+        raise ConfigError(f"ranks must not be negative, got {ranks}")
+    if ranks and launch.world_size > 1:
+        raise ConfigError(
+            f"--ranks {ranks} starts ranks, but this is one of {launch.world_size} that "
+            f"{launch.launcher} has started: leave --ranks out"
+        )
+    return ranks or launch.world_size or 1
 
 
 def _given(dataset: str) -> str:

@@ -1,6 +1,7 @@
 """What each rank of `train` and `evaluate` does; loads torch."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -30,11 +31,14 @@ def train(config: TrainConfig, prepare: Callable[[int], Path]) -> int:
         summary = Trainer(config, shard, world, dataset=os.path.abspath(folder)).fit()
         if world.is_main:
             name = summary["metric_name"]
+            val, test, seconds = (
+                _number(summary[key])
+                for key in ("val_metric_at_best", "test_metric_at_best", "epoch_s_median")
+            )
             print(
-                f"best epoch {summary['best_epoch']}: val {name} "
-                f"{summary['val_metric_at_best']:.4f}, test {name} "
-                f"{summary['test_metric_at_best']:.4f}; {summary['epoch_s_median']:.4f} s an epoch "
-                f"on {world.world_size} ranks; run folder {summary['run_folder']}"
+                f"best epoch {summary['best_epoch']}: val {name} {val}, test {name} {test}; "
+                f"{seconds} s an epoch on {world.world_size} ranks; run folder "
+                f"{summary['run_folder']}"
             )
     return 0
 
@@ -47,12 +51,17 @@ def evaluate(config: TrainConfig, folder: str, run: str, *, as_json: bool) -> in
         load_model(trainer.model, read_checkpoint(run, world, BEST), shard)
         scores = trainer.evaluate()
         if world.is_main and as_json:
-            print(json.dumps({"metric": trainer.metric, **scores}))
+            finite = {split: v if math.isfinite(v) else None for split, v in scores.items()}
+            print(json.dumps({"metric": trainer.metric, **finite}))
         elif world.is_main:
-            rows = [(split, f"{value:.4f}") for split, value in scores.items()]
+            rows = [(split, _number(value)) for split, value in scores.items()]
             print(text_table(("split", trainer.metric), rows))
         sys.stdout.flush()
     return 0
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "n/a"
 
 
 def _agree_on_folder(prepare: Callable[[int], Path], world: World) -> Path:

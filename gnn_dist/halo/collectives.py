@@ -13,7 +13,9 @@ def broadcast_state(model: nn.Module, transport: Transport) -> None:
     """Collective. Give rank 0's parameters and buffers to all ranks."""
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
-            transport.broadcast(tensor.data)
+            values = tensor.data.contiguous()
+            transport.broadcast(values)
+            tensor.data.copy_(values)
 
 
 def all_reduce_sum(x: Tensor, transport: Transport) -> Tensor:

@@ -4,6 +4,7 @@ The launcher holds no data and loads no torch. The ranks meet at a file in a pri
 port can be taken.
 """
 
+import logging
 import os
 import shutil
 import signal
@@ -21,8 +22,10 @@ from gnn_dist.launch import child
 
 __all__ = ["launch_ranks", "threads_per_rank"]
 
+LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 KILL_AFTER_S = 5.0  # from SIGTERM to SIGKILL
+LAST_RANK_S = 3.0  # for the last rank, once all others have ended after a failure
 INPUT_IS_WRONG = 2
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -143,10 +146,15 @@ class _Ranks:
         running = list(self._processes)
         while running:
             ended = [p for p in running if p.poll() is not None]
+            for process in ended:
+                self._report(process, by_us=terminated or self._signals > 0)
             self._codes += [p.returncode for p in ended]
             running = [p for p in running if p not in ended]
             if deadline is None and (self._signals or any(self._codes)):
                 deadline = time.monotonic() + self._grace_s
+            if deadline is not None and ended and len(running) == 1:
+                # It is stopped, or cannot hear: whoever could, has ended by itself.
+                deadline = min(deadline, time.monotonic() + LAST_RANK_S)
             if self._signals > 1:
                 self._send(signal.SIGKILL)
             elif deadline is not None and time.monotonic() > deadline:
@@ -155,6 +163,12 @@ class _Ranks:
             if running:
                 time.sleep(POLL_S)
         return _exit_code(self._codes)
+
+    def _report(self, process: "subprocess.Popen[bytes]", *, by_us: bool) -> None:
+        """Name a rank that a signal ended: it could not say anything itself."""
+        if process.returncode < 0 and not by_us:
+            rank, name = self._processes.index(process), signal.Signals(-process.returncode).name
+            LOG.error("gnn-dist: rank %d (pid %d) was ended by %s", rank, process.pid, name)
 
     @contextmanager
     def forwarding_signals(self) -> Iterator[None]:

@@ -51,6 +51,11 @@ class GCNConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
         nn.init.xavier_uniform_(self.lin.weight)
 
+    @property
+    def output_bias(self) -> Tensor | None:
+        """What is added to every row of the output."""
+        return self.bias
+
     def forward(self, x: Rows, block: Block) -> Tensor:
         """Collective. Map x (n, in_channels) to (n, out_channels)."""
         hidden = linear(x, self.lin.weight)
@@ -92,6 +97,11 @@ class SAGEConv(nn.Module):
         self.lin_l = nn.Linear(in_channels, out_channels, bias=bias)
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False) if root_weight else None
 
+    @property
+    def output_bias(self) -> Tensor | None:
+        """What is added to every row of the output."""
+        return self.lin_l.bias
+
     def forward(self, x: Rows, block: Block) -> Tensor:
         """Collective. Map x (n, in_channels) to (num_dst, out_channels)."""
         weight, bias = self.lin_l.weight, self.lin_l.bias
@@ -130,6 +140,12 @@ class GINConv(nn.Module):
             self.eps = nn.Parameter(value)
         else:
             self.register_buffer("eps", value)
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        """What is added to every row of the output, if the last module of `nn` is linear."""
+        *_, last = self.nn.modules()
+        return last.bias if isinstance(last, nn.Linear) else None
 
     def forward(self, x: Rows, block: Block) -> Tensor:
         """Collective. Map x (n, in_channels) to nn's output for each destination."""
@@ -178,6 +194,11 @@ class GATConv(nn.Module):
             # Glorot over (heads, out_channels), the last two dimensions.
             bound = math.sqrt(6.0 / (heads + out_channels))
             nn.init.uniform_(attention, -bound, bound)
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        """What is added to every row of the output."""
+        return self.bias
 
     def forward(self, x: Rows, block: Block) -> Tensor:
         """Collective. Map x (n, in_channels) to (n, heads * out_channels), or (n, out_channels)."""

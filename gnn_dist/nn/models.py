@@ -73,6 +73,9 @@ class GNN(nn.Module):
             for i in range(shape.layers)
         )
         self.dropouts = nn.ModuleList(Dropout(shape.dropout) for _ in range(last))
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            if isinstance(norm, BatchNorm):
+                _fix_bias(conv)
 
     @property
     def num_blocks(self) -> int:
@@ -95,6 +98,18 @@ class GNN(nn.Module):
                 rows = self.dropouts[i](rows, block.dst_id)
             hidden = rows
         return rows
+
+
+def _fix_bias(conv: nn.Module) -> None:
+    """Hold at zero the bias of a convolution whose output is normalised.
+
+    The norm takes it away again, so its gradient is rounding alone, which Adam would turn into
+    steps of full size: parameters would depend on the number of ranks, though the loss does not.
+    """
+    bias = conv.output_bias
+    if isinstance(bias, nn.Parameter):
+        nn.init.zeros_(bias)
+        bias.requires_grad_(False)
 
 
 class MLP(nn.Module):

@@ -29,7 +29,7 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.exchange import LayerExchange, check_policy, halo_exchange, make_exchange
 from gnn_dist.nn.norm import global_batch_norm
-from gnn_dist.nn.refusal import refusal, source_names
+from gnn_dist.nn.refusal import refused_modules, source_names
 from gnn_dist.ops.draws import DrawKey, dropout_by_id, edge_ids
 from gnn_dist.shard.shard import Shard
 
@@ -74,12 +74,8 @@ def parallelize(
     Example:
         See `examples` in the README; in short: `logits = model(shard.x, shard.edge_index)`.
     """
-    for name, module in model.named_modules():
-        reason = refusal(module)
-        if reason is not None:
-            raise ConfigError(
-                f"cannot parallelize layer {name or 'model'} ({type(module).__name__}): {reason}"
-            )
+    for name, module, reason in refused_modules(model):
+        raise ConfigError(f"cannot parallelize layer {name} ({type(module).__name__}): {reason}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ConfigError(
@@ -228,6 +224,8 @@ class _Call:
                 # An attribute of the instance hides the class's method until it is deleted.
                 setattr(layer, entry, self._with_halo(layer, plain, source_names(layer, reader)))
                 stack.callback(delattr, layer, entry)
+            layer.update = self._of_nodes(layer.update)
+            stack.callback(delattr, layer, "update")
             yield
 
     def _with_halo(
@@ -250,6 +248,18 @@ class _Call:
                 self.edge_index = None
 
         return entry
+
+    def _of_nodes(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Have `update` draw by nodes: what it gets is aggregated."""
+
+        def update(*args: Any, **kwargs: Any) -> Any:
+            edge_index, self.edge_index = self.edge_index, None
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self.edge_index = edge_index
+
+        return update
 
     def _lift(self, value: Any, layer: Any, name: str) -> Any:
         """Return (rows of all sources, rows of owned nodes) for what a layer reads at sources."""
@@ -298,7 +308,8 @@ class _Call:
     def _row_ids(self, x: Tensor) -> Tensor:
         shard = self.shard
         edge_index = self.edge_index
-        if edge_index is None and x.size(0) == shard.num_owned:
+        sends_edges = edge_index is not None and x.size(0) == edge_index.size(1)
+        if not sends_edges and x.size(0) == shard.num_owned:
             return shard.node_id
         if edge_index is None and x.size(0) == shard.num_edges:
             edge_index = shard.edge_index
@@ -371,8 +382,9 @@ class _Intercept(TorchFunctionMode):
             return func(*args, **kwargs)
         if "input" in kwargs:
             args = (kwargs.pop("input"), *args)
-        kwargs.pop("inplace", None)
-        return replacement(*args, **kwargs)
+        inplace = bool(kwargs.pop("inplace", False)) or (func is F.dropout and True in args[3:4])
+        out = replacement(*args, **kwargs)
+        return args[0].copy_(out) if inplace and out is not args[0] else out
 
 
 def _message_passing_layers(model: nn.Module) -> list[nn.Module]:

@@ -1,11 +1,14 @@
 """Which modules written for one machine are exact on a shard, and why the others are not."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-__all__ = ["refusal", "source_names"]
+__all__ = ["refused_modules", "source_names"]
+
+ATTENTION = (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)
 
 # Convolutions whose exactness is tested; their classes live in torch_geometric.nn.conv.
 EXACT_CONVS = ("GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv")
@@ -21,11 +24,37 @@ def refusal(module: nn.Module) -> str | None:
         return None if by_node else "its statistics span all nodes of the graph; use BatchNorm"
     if home.startswith("torch_geometric.nn.pool"):
         return "pooling looks at all nodes of the graph at once"
+    if isinstance(module, ATTENTION) or home.startswith("torch_geometric.nn.attention"):
+        return "attention over rows would see this rank's nodes only"
+    if isinstance(module, nn.Embedding) and module.sparse:
+        return "sparse gradients cannot be summed yet: use sparse=False"
     from torch_geometric.nn import MessagePassing
 
-    if not isinstance(module, MessagePassing):
-        return None
-    return _conv_refusal(module)
+    if isinstance(module, MessagePassing):
+        return _conv_refusal(module)
+    if home.startswith("torch_geometric.nn.conv"):
+        return "it is no MessagePassing layer, and not known to be exact on a shard"
+    return None
+
+
+def refused_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (name, module, reason) of what in a model would not be exact."""
+    from torch_geometric.nn import MessagePassing
+    from torch_geometric.nn.aggr import Aggregation
+
+    # Inside a layer an aggregation sees all in-edges of its node; elsewhere, this rank's rows.
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, MessagePassing):
+            inside.update(module.aggr_module.modules())
+    for name, module in model.named_modules():
+        if module in inside:
+            continue
+        reason = refusal(module)
+        if isinstance(module, Aggregation):
+            reason = "as a readout it would see this rank's nodes only"
+        if reason is not None:
+            yield name or "model", module, reason
 
 
 def _conv_refusal(layer: Any) -> str | None:
@@ -57,4 +86,5 @@ def _conv_refusal(layer: Any) -> str | None:
 def source_names(layer: nn.Module, function: str) -> list[str]:
     """Names whose rows a layer's function reads at the sources of edges: `x` for `x_j`."""
     parameters = inspect.signature(getattr(layer, function)).parameters
-    return [name.removesuffix("_j") for name in parameters if name.endswith("_j")]
+    names = [name.removesuffix("_j") for name in parameters if name.endswith("_j")]
+    return [name for name in names if name not in ("edge_index", "size")]

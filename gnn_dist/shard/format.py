@@ -13,7 +13,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from gnn_dist.arrays import csr_take
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph
-from gnn_dist.partition import Partition, PartitionBook, measure_quality
+from gnn_dist.partition import Partition, PartitionBook, PartitionQuality, measure_quality
 
 __all__ = [
     "FORMAT_VERSION",
@@ -40,6 +40,8 @@ Array = NDArray[Any]
 
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
+QUALITY_KEYS = {f.name for f in fields(PartitionQuality)} | {"balance"}
+PARTITIONER_KEYS = {"method", "options", "notes"}
 FEATURE_NAMES = ("x", "x_indptr", "x_indices", "x_data")
 
 
@@ -147,6 +149,8 @@ def write_partition(
         ShardFormatError: `out` exists and may not be replaced, or cannot be written.
     """
     out = Path(out)
+    if out.is_symlink():
+        out = out.resolve()  # the folder is replaced, not the link to it
     quality = measure_quality(graph, partition)
     _check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
@@ -232,6 +236,10 @@ def _check_meta(meta: Meta) -> None:
             f"node_ptr is of {book.num_parts} parts and {book.num_nodes} nodes, the header of "
             f"{meta.num_parts} and {meta.num_nodes}"
         )
+    for name, needed in (("quality", QUALITY_KEYS), ("partitioner", PARTITIONER_KEYS)):
+        missing = needed - set(getattr(meta, name))
+        if missing:
+            raise ValueError(f"{name} lacks {', '.join(sorted(missing))}")
     if meta.cut != "edge":
         raise ValueError(f"cut must be 'edge', got {meta.cut!r}")
     for row in meta.arrays:

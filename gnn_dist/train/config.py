@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 CONFIG_FILE = "config.yaml"  # in a run folder
+MAX_TIMEOUT_S = 30 * 86400.0
 
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
 
@@ -104,7 +105,7 @@ class LoopConfig:
     patience: int = 0
     """Stop after so many evaluations without a better validation metric; 0: never."""
     checkpoint_every: int = 50
-    """Epochs between checkpoints; the last epoch always makes one."""
+    """Epochs between checkpoints; one is also made every minute, and at the end."""
     seed: int = 0
     """Of the initial parameters and of every draw."""
     precision: Literal["fp32", "fp64"] = "fp32"
@@ -113,7 +114,8 @@ class LoopConfig:
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
         _at_least(self, 1, "epochs", "eval_every", "checkpoint_every")
-        _at_least(self, 0, "patience", "seed")
+        _at_least(self, 0, "patience")
+        _inside(self, 0, 2**63 - 1, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +139,11 @@ class RunConfig:
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
-        if not self.timeout > 0.0:
-            raise ConfigError(f"timeout must be above 0 seconds, got {self.timeout}")
+        if not 0.0 < self.timeout <= MAX_TIMEOUT_S:
+            raise ConfigError(
+                f"timeout must be above 0 seconds and at most {MAX_TIMEOUT_S:.0f}, got "
+                f"{self.timeout}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

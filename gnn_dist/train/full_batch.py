@@ -108,7 +108,10 @@ class FullBatch:
         with self.meter.timed(GRAD_SYNC):
             total = self._gradients.sum_over_ranks(loss.detach(), self.world.transport)
         if not torch.isfinite(torch.tensor(total)):
-            raise GnnDistError(f"the loss became {total} in epoch {epoch}: lower --lr")
+            raise GnnDistError(
+                f"the loss became {total} in epoch {epoch}: lower --lr, or look for "
+                "huge features and negative edge weights"
+            )
         optimizer.step()
         elapsed = time.perf_counter() - start
         halo_wait, grad_sync = self.meter.seconds(HALO_WAIT), self.meter.seconds(GRAD_SYNC)

@@ -2,6 +2,7 @@
 
 import logging
 import statistics
+import time
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ __all__ = ["Progress", "Trainer"]
 
 LOG = logging.getLogger(__name__)
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+CHECKPOINT_S = 60.0  # at most between two checkpoints, whatever the number of epochs
 LINES_PER_RUN = 20  # log lines of a run without a progress bar
 
 
@@ -108,6 +110,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model.parameters(), config)
         self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
         self.progress = Progress()
+        self._saved_at = time.monotonic()
         if config.resume:
             self._restore(read_checkpoint(config.resume, world))
 
@@ -116,6 +119,7 @@ class Trainer:
         folder = self._open_folder()
         rows: list[dict[str, Any]] = []
         epochs = range(self.progress.epoch, self.config.epochs)
+        self._save(folder, LAST)  # so that a run can be resumed from its first moment
         bar = tqdm(epochs, disable=None if folder else True, unit="epoch", leave=False)
         try:
             for epoch in bar:
@@ -166,7 +170,8 @@ class Trainer:
         }
         if folder is not None:
             folder.add(row)
-        if (epoch + 1) % self.config.checkpoint_every == 0:
+        overdue = time.monotonic() - self._saved_at > CHECKPOINT_S
+        if (epoch + 1) % self.config.checkpoint_every == 0 or overdue:
             self._save(folder, LAST)
         return row
 
@@ -197,6 +202,8 @@ class Trainer:
             progress=asdict(self.progress),
         )
         write_checkpoint(folder.path, checkpoint, name)
+        if name == LAST:
+            self._saved_at = time.monotonic()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         for name, now in self.config.mathematics().items():

@@ -5,8 +5,8 @@
 For every case and seed the same graph, split, model, optimiser and number of epochs are run
 
     pyg     by an ordinary single-machine PyTorch Geometric training loop,
-    one     by `gnn-dist train` in one process,
-    four    by `gnn-dist train --ranks 4` on a partition in four parts,
+    one     by gnn-dist in one process,
+    four    by gnn-dist on four ranks, over a partition in four parts,
 
 and the test metric at the best validation epoch is compared. `one` and `four` share seeds, and so
 initial parameters and dropout masks; `pyg` draws its own. Results go to OUT/results.json; the table
@@ -15,7 +15,6 @@ is printed as Markdown.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import torch_geometric.nn as pyg
 from torch_geometric.utils import to_torch_csr_tensor
 
 import gnn_dist as gd
+from gnn_dist.launch.local import launch_ranks
 from gnn_dist.train.metrics import evaluate_metric
 from gnn_dist.train.task import make_task
 
@@ -48,10 +48,13 @@ class Case:
     epochs: int = 100
     metric: str = "accuracy"
 
-    def options(self) -> list[str]:
-        """Return the options of `gnn-dist train`."""
+    def config(self, seed: int, out: Path) -> gd.TrainConfig:
+        """Return the options of a run."""
         names = ("model", "hidden", "lr", "weight_decay", "dropout", "epochs", "metric")
-        return [f"{name}={getattr(self, name)}" for name in names]
+        options = {name: getattr(self, name) for name in names}
+        return gd.TrainConfig(
+            **options, seed=seed, out=str(out / f"seed-{seed}"), tensorboard=False
+        )
 
 
 CASES = [
@@ -94,19 +97,27 @@ def train_plain(case: Case, shard: gd.Shard, seed: int) -> float:
     return best[1]
 
 
-def train_gnn_dist(case: Case, folder: Path, seed: int, ranks: int, out: Path) -> dict[str, object]:
-    """Train with the command line; return the test metric and the loss curve."""
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "gnn_dist", "train", str(folder), "--ranks", str(ranks)),
-            *("--no-tensorboard", "--out", str(out), f"seed={seed}", *case.options()),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((out / "summary.json").read_text())
-    return {"test": summary["test_metric_at_best"], "loss": [row["loss"] for row in rows]}
+def train_gnn_dist(case: Case, world: gd.World, folder: Path, seeds: int, out: Path) -> None:
+    """Train every seed on the ranks of a world; leaves a run folder for each."""
+    shard = gd.load_shard(folder, world)
+    for seed in range(seeds):
+        gd.Trainer(case.config(seed, out), shard, world).fit()
+
+
+def as_rank(words: list[str]) -> None:
+    """Be one rank of `four`."""
+    name, folder, seeds, out = words
+    [case] = [case for case in CASES if case.name == name]
+    with gd.World.from_env("gloo") as world:
+        train_gnn_dist(case, world, Path(folder), int(seeds), Path(out))
+
+
+def read_run(out: Path, seed: int) -> tuple[float, list[float]]:
+    """Return the test metric at the best validation epoch, and the loss curve."""
+    folder = out / f"seed-{seed}"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((folder / "summary.json").read_text())
+    return summary["test_metric_at_best"], [row["loss"] for row in rows]
 
 
 def run_case(case: Case, root: str, seeds: int, work: Path) -> dict[str, object]:
@@ -118,13 +129,18 @@ def run_case(case: Case, root: str, seeds: int, work: Path) -> dict[str, object]
     shard = gd.load_shard(work / "one", gd.World.single()).with_dtype(torch.float32)
     result: dict[str, object] = {"case": case.name, "pyg": [], "one": [], "four": [], "curve": []}
     result["replication_factor"] = meta.quality["replication_factor"]
+    train_gnn_dist(case, gd.World.single(), work / "one", seeds, work / "run-one")
+    words = ["--as-rank", case.name, str(work / "four"), str(seeds), str(work / "run-four")]
+    command = [sys.executable, __file__]
+    if launch_ranks(words, RANKS, backend="gloo", command=command):
+        sys.exit(f"{case.name}: the four ranks failed")
     for seed in range(seeds):
-        one = train_gnn_dist(case, work / "one", seed, 1, work / f"run-one-{seed}")
-        four = train_gnn_dist(case, work / "four", seed, RANKS, work / f"run-four-{seed}")
-        pairs = zip(one["loss"][:60], four["loss"][:60], strict=True)
+        one, one_curve = read_run(work / "run-one", seed)
+        four, four_curve = read_run(work / "run-four", seed)
+        pairs = zip(one_curve[:60], four_curve[:60], strict=True)
         result["curve"].append(max(abs(a - b) / abs(a) for a, b in pairs))
-        result["one"].append(one["test"])
-        result["four"].append(four["test"])
+        result["one"].append(one)
+        result["four"].append(four)
         result["pyg"].append(train_plain(case, shard, seed))
         print(
             case.name, seed, *(f"{result[k][-1]:.4f}" for k in ("pyg", "one", "four")), flush=True
@@ -157,6 +173,9 @@ def table(results: list[dict[str, object]]) -> str:
 
 def main() -> None:
     """Run all cases and print the table."""
+    if sys.argv[1:2] == ["--as-rank"]:
+        as_rank(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--root", required=True, help="folder of datasets")
     parser.add_argument("--seeds", type=int, default=10)
