@@ -272,3 +272,32 @@ def test_a_rank_whose_launcher_is_gone_does_not_start():
 def test_the_launcher_does_not_load_torch():
     code = "import sys, gnn_dist.launch.local; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+DIES_EARLY = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0.5)
+"""
+
+
+def test_a_rank_that_a_signal_ends_is_named_even_before_it_has_met_the_others(caplog):
+    assert run_code(DIES_EARLY) == 1
+    [record] = caplog.records
+    assert "rank 1 (pid " in record.getMessage()
+    assert "was ended by SIGKILL" in record.getMessage()
+
+
+STOPPED = """
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+sys.exit(3)
+"""
+
+
+def test_a_stopped_rank_is_not_waited_for_once_all_others_have_failed():
+    start = time.monotonic()
+    assert run_code(STOPPED, grace_s=60.0) == 3
+    assert time.monotonic() - start < 15.0
