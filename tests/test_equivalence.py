@@ -32,7 +32,7 @@ def one_step(world, folder, model_name, aggr, halo):
     shape = ModelShape(
         NUM_FEATURES, 8, NUM_CLASSES, layers=3, dropout=0.4, heads=2, aggr=aggr, batch_norm=True
     )
-    model = build_model(model_name, shape, world.transport).double()
+    model = build_model(model_name, shape, world.transport).double().to(shard.node_id.device)
     set_step(model.train(), seed=5, step=7)
     blocks = shard_blocks(shard, world.transport, layers=3, halo=halo)
     x = shard.x.clone().requires_grad_()
@@ -44,7 +44,7 @@ def one_step(world, folder, model_name, aggr, halo):
     )
     world.transport.all_reduce(total).wait()
     statistics = torch.cat([buffer.flatten().double() for buffer in model.buffers()])
-    return [t.numpy() for t in (shard.node_id, logits.detach(), x.grad, total, statistics)]
+    return [t.cpu().numpy() for t in (shard.node_id, logits.detach(), x.grad, total, statistics)]
 
 
 def by_original_id(results):
