@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from gnn_dist.ops import draws
-from gnn_dist.ops.draws import DrawKey, dropout_by_id, edge_ids, keep_mask, uniform_by_id
+from gnn_dist.ops.draws import (
+    DrawKey,
+    copy_numbers,
+    dropout_by_id,
+    edge_ids,
+    keep_mask,
+    uniform_by_id,
+)
 
 KEY = DrawKey(seed=1, step=2, site=3)
 
@@ -92,3 +99,9 @@ def test_edge_ids_tell_direction_and_copies_apart():
         torch.tensor([0, 0, 1, 0]),
     )
     assert edge_ids(src, dst, copy).unique().numel() == 4
+
+
+def test_copies_are_numbered_in_any_order():
+    src, dst = torch.tensor([2, 0, 2, 1, 2, 0]), torch.tensor([1, 0, 1, 2, 1, 0])
+    assert copy_numbers(src, dst, 3).tolist() == [0, 0, 1, 0, 2, 1]
+    assert copy_numbers(src[:0], dst[:0], 3).tolist() == []

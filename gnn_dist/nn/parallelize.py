@@ -30,7 +30,7 @@ from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.exchange import LayerExchange, check_policy, halo_exchange, make_exchange
 from gnn_dist.nn.norm import global_batch_norm
 from gnn_dist.nn.refusal import refused_modules, source_names
-from gnn_dist.ops.draws import DrawKey, dropout_by_id, edge_ids
+from gnn_dist.ops.draws import DrawKey, copy_numbers, dropout_by_id, edge_ids
 from gnn_dist.shard.shard import Shard
 
 __all__ = ["Parallelized", "parallelize"]
@@ -320,7 +320,7 @@ class _Call:
             )
         src, dst = edge_index
         ids = shard.structure.src_id
-        return edge_ids(ids[src], ids[dst], _copy_numbers(src, dst, shard.structure.num_src))
+        return edge_ids(ids[src], ids[dst], copy_numbers(src, dst, shard.structure.num_src))
 
     def batch_norm(  # noqa: PLR0913 - torch's signature
         self,
@@ -391,12 +391,3 @@ def _message_passing_layers(model: nn.Module) -> list[nn.Module]:
     from torch_geometric.nn import MessagePassing
 
     return [module for module in model.modules() if isinstance(module, MessagePassing)]
-
-
-def _copy_numbers(src: Tensor, dst: Tensor, num_src: int) -> Tensor:
-    """Return int64 (e,): k for the k-th copy (from 0) of an edge, in any order of edges."""
-    key = dst * num_src + src
-    ordered, order = key.sort(stable=True)
-    index = torch.arange(key.numel(), device=key.device)
-    start = torch.searchsorted(ordered, ordered)
-    return torch.empty_like(index).scatter_(0, order, index - start)

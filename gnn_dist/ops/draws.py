@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["DrawKey", "dropout_by_id", "edge_ids", "keep_mask", "uniform_by_id"]
+__all__ = ["DrawKey", "copy_numbers", "dropout_by_id", "edge_ids", "keep_mask", "uniform_by_id"]
 
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -79,6 +79,15 @@ def uniform_by_id(key: DrawKey, ids: Tensor) -> Tensor:
 def edge_ids(src_id: Tensor, dst_id: Tensor, copy_number: Tensor) -> Tensor:
     """Return int64 keys of edges, from original ids (e,) and copy numbers (e,)."""
     return _mix(_mix(src_id + _signed(GOLDEN)) + dst_id) + copy_number
+
+
+def copy_numbers(src: Tensor, dst: Tensor, num_src: int) -> Tensor:
+    """Return int64 (e,): k for the k-th copy (from 0) of an edge, in any order of edges."""
+    key = dst * num_src + src
+    ordered, order = key.sort(stable=True)
+    index = torch.arange(key.numel(), device=key.device)
+    start = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(index).scatter_(0, order, index - start)
 
 
 def dropout_by_id(x: Tensor, ids: Tensor, p: float, key: DrawKey) -> Tensor:
