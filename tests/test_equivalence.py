@@ -5,6 +5,7 @@ import pytest
 import torch
 from awkward import AWKWARD, NUM_CLASSES, NUM_FEATURES, awkward_case
 
+from gnn_dist.halo.exchange import HALO_POLICIES
 from gnn_dist.halo.load import load_shard
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import MODELS, ModelShape, build_model
@@ -85,7 +86,7 @@ def expected(folders):
     return {key: by_original_id([step]) for key, step in steps.items()}
 
 
-@pytest.mark.parametrize("halo", ["blocking", "overlap"])
+@pytest.mark.parametrize("halo", HALO_POLICIES)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_ranks_compute_what_one_process_computes(world_size, halo, folders, expected):
     by_rank = run_ranks(all_steps, world_size, folders[1], halo, timeout_s=100.0)

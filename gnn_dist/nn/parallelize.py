@@ -72,7 +72,7 @@ def parallelize(
         ConfigError: The model has a layer that would not be exact, named with the reason.
 
     Example:
-        See `examples` in the README; in short: `logits = model(shard.x, shard.edge_index)`.
+        The README has a training loop; `tests/test_docs_examples.py` runs it.
     """
     for name, module, reason in refused_modules(model):
         raise ConfigError(f"cannot parallelize layer {name} ({type(module).__name__}): {reason}")
