@@ -1,9 +1,16 @@
 """Install metadata. Tool settings and the build system are in pyproject.toml."""
 
+import platform
 import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 ROOT = Path(__file__).parent
 VERSION_LINE = re.search(
@@ -30,6 +37,86 @@ EXTRAS = {
     ],
 }
 
+CSRC = Path("gnn_dist/csrc")
+# PyTorch's stable ABI: one build serves every PyTorch from this version on, and every Python.
+TORCH_TARGET_VERSION = "0x020a000000000000"  # 2.10
+COMPILE_ARGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# GCC 12 warns of its own intrinsics.
+COMPILE_ARGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+NO_COMPILER = """gnn-dist's kernels need a C++17 compiler (GCC 11 or newer), and {} was not found.
+On Debian and Ubuntu: apt-get install g++. On Fedora: dnf install gcc-c++. On a cluster, load the
+GCC module. Another compiler is chosen with the environment variable CXX."""
+
+
+def instruction_sets() -> dict[str, list[str]]:
+    """Return compiler options for each set that the hot loops are compiled for."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return {"baseline": []}
+    avx2 = ["-mavx2", "-mfma", "-mf16c"]
+    avx512 = [f"-mavx512{part}" for part in ("f", "bw", "dq", "vl")]
+    return {
+        "baseline": [],
+        "avx2": avx2,
+        "avx512": [*avx2, *avx512, "-mprefer-vector-width=512"],
+    }
+
+
+class BuildKernels(build_ext):
+    """Compiles csrc/*.cpp once and csrc/hot/*.cpp once per instruction set."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        """Name a plain shared library: it is loaded by PyTorch, not imported by Python."""
+        return str(Path(*fullname.split("."))) + ".so"
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile and link."""
+        compiler = self.compiler.compiler_so_cxx[0]
+        if shutil.which(compiler) is None:
+            raise CompileError(NO_COMPILER.format(compiler))
+        jobs = [(path, "once", []) for path in sorted(CSRC.glob("*.cpp"))]
+        for path in sorted((CSRC / "hot").glob("*.cpp")):
+            jobs += [(path, name, options) for name, options in instruction_sets().items()]
+        with ThreadPoolExecutor(self.parallel or cpu_count()) as pool:
+            objects = list(pool.map(lambda job: self._compile(*job), jobs))
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        from torch.utils.cpp_extension import library_paths
+
+        self.compiler.link_shared_object(
+            objects,
+            str(target),
+            libraries=["torch_cpu"],
+            library_dirs=library_paths(),
+            target_lang="c++",
+        )
+
+    def _compile(self, path: Path, name: str, options: list[str]) -> str:
+        from torch.utils.cpp_extension import include_paths
+
+        out = Path(self.build_temp) / name
+        made = out / path.with_suffix(".o")
+        inputs = [path, Path(__file__), *CSRC.glob("*.h")]
+        if made.exists() and made.stat().st_mtime > max(p.stat().st_mtime for p in inputs):
+            return str(made)
+        macros = [("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION), ("GNN_DIST_ISA", name)]
+        (built,) = self.compiler.compile(
+            [str(path)],
+            output_dir=str(out),
+            macros=macros,
+            # System headers: what they are warned of is not ours to mend.
+            extra_postargs=[*COMPILE_ARGS, *options, *(f"-isystem{p}" for p in include_paths())],
+        )
+        return str(built)
+
+
+class AnyPythonWheel(bdist_wheel):
+    """A wheel for every Python 3 of this platform: nothing in it is compiled against Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        """Return the tag."""
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
     name="gnn-dist",
     version=VERSION_LINE.group(1),
@@ -42,6 +129,8 @@ setup(
     # gnn_dist/partitioners and gnn_dist/datasets are relative links to the top-level folders.
     packages=find_packages(include=["gnn_dist", "gnn_dist.*"]),
     package_data={"gnn_dist": ["py.typed"]},
+    ext_modules=[Extension("gnn_dist.ops.kernels", sources=[])],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPythonWheel},
     install_requires=[
         "numpy>=1.26,<3",
         "pymetis>=2025.2,<2027",

@@ -2,7 +2,9 @@
 #
 #   ensure_venv EXTRAS     EXTRAS as pip writes them, "[dev,mpi]" or ""
 #
-# What is installed already is not installed again: a stamp holds the extras and a hash of setup.py.
+# What is installed already is not installed again: a stamp holds the extras and a hash of what
+# setup.py builds. PyTorch is installed before the package and serves its build too, so that it is
+# not fetched a second time for an isolated one.
 
 find_python() {
     local candidate
@@ -17,6 +19,11 @@ find_python() {
     return 1
 }
 
+build_requirements() {
+    .venv/bin/python -c 'import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"])'
+}
+
 ensure_venv() {
     local extras=$1 python stamp
     if [ ! -x .venv/bin/python ]; then
@@ -26,11 +33,15 @@ ensure_venv() {
             return 1
         }
     fi
-    stamp=".venv/installed$extras-$(sha256sum setup.py pyproject.toml | sha256sum | cut -c1-16)"
+    stamp=".venv/installed$extras-$(
+        find setup.py pyproject.toml gnn_dist/csrc -type f | sort | xargs sha256sum | sha256sum | cut -c1-16
+    )"
     if [ ! -e "$stamp" ]; then
         echo "installing gnn-dist$extras into .venv (log: .venv/install.log)" >&2
         .venv/bin/python -m pip install --upgrade pip >.venv/install.log 2>&1 &&
-            .venv/bin/python -m pip install -e ".$extras" >>.venv/install.log 2>&1 || {
+            .venv/bin/python -m pip install $(build_requirements) >>.venv/install.log 2>&1 &&
+            .venv/bin/python -m pip install --no-build-isolation -e ".$extras" \
+                >>.venv/install.log 2>&1 || {
             tail -n 20 .venv/install.log >&2
             return 1
         }

@@ -1,0 +1,376 @@
+// Aggregation: a row of the result stays in registers while its sources stream past.
+#include "../simd.h"
+#include "../spmm.h"
+
+namespace GNN_DIST_ISA {
+
+using gnn_dist::Columns;
+using gnn_dist::SpmmCall;
+
+constexpr int64_t kAhead = 8;  // entries between asking for a source row and using it
+constexpr int kMaxVectors = 8;
+
+// Vectors of W elements that cover `width` columns; the last one ends at the last column and may
+// overlap the one before it.
+template <int W, int NV>
+struct Cover {
+  int64_t last;
+  explicit Cover(int64_t width) : last(width - W) {}
+  int64_t offset(int i) const { return i + 1 < NV ? i * W : last; }
+};
+
+template <class S>
+GNN_DIST_INLINE accumulate_t<S> coefficient(const SpmmCall& call, int64_t entry, int32_t column) {
+  using A = accumulate_t<S>;
+  A value = 1;
+  if (call.weight != nullptr) {
+    const int64_t at = call.position != nullptr ? call.position[entry] : entry;
+    value = static_cast<const A*>(call.weight)[at * call.weight_stride + call.head];
+  }
+  if (call.src_scale != nullptr) value *= static_cast<const A*>(call.src_scale)[column];
+  return value;
+}
+
+template <class S, int W, int NV, bool kPlain>
+struct Sum {
+  using A = accumulate_t<S>;
+  vec<A, W> value[NV];
+
+  GNN_DIST_INLINE void clear() {
+    for (int i = 0; i < NV; ++i) value[i] = vec<A, W>{};
+  }
+  GNN_DIST_INLINE void take(const SpmmCall& call, const S* x, Cover<W, NV> cover, int64_t entry,
+                            int32_t column) {
+    if constexpr (kPlain) {
+      for (int i = 0; i < NV; ++i) value[i] += load<S, W>(x + cover.offset(i));
+    } else {
+      const A c = coefficient<S>(call, entry, column);
+      for (int i = 0; i < NV; ++i) value[i] += c * load<S, W>(x + cover.offset(i));
+    }
+  }
+  GNN_DIST_INLINE void save(Cover<W, NV> cover, void* partial) const {
+    for (int i = 0; i < NV; ++i) {
+      store_plain<A, W>(static_cast<A*>(partial) + cover.offset(i), value[i]);
+    }
+  }
+  GNN_DIST_INLINE void merge(Cover<W, NV> cover, const void* partial) {
+    for (int i = 0; i < NV; ++i) {
+      value[i] += load_plain<A, W>(static_cast<const A*>(partial) + cover.offset(i));
+    }
+  }
+  GNN_DIST_INLINE void finish(const SpmmCall& call, Columns columns, Cover<W, NV> cover,
+                              int64_t row) {
+    S* out = static_cast<S*>(call.out) + row * call.out_stride + columns.first;
+    if (call.dst_scale != nullptr) {
+      const A scale = static_cast<const A*>(call.dst_scale)[row];
+      for (int i = 0; i < NV; ++i) value[i] *= scale;
+    }
+    // All loads come before the first store: the last two vectors may overlap.
+    if (call.add) {
+      for (int i = 0; i < NV; ++i) value[i] += load<S, W>(out + cover.offset(i));
+    }
+    for (int i = 0; i < NV; ++i) store<S, W>(out + cover.offset(i), value[i]);
+  }
+};
+
+// Largest or smallest value, and how many entries reach it. Goes on from what out and count hold.
+template <class S, int W, int NV, bool kLargest>
+struct Extreme {
+  using A = accumulate_t<S>;
+  using I = int_t<A>;
+  vec<A, W> value[NV];
+  vec<I, W> count[NV];
+
+  GNN_DIST_INLINE void clear() {
+    const A worst = kLargest ? -__builtin_inf() : __builtin_inf();
+    for (int i = 0; i < NV; ++i) {
+      value[i] = broadcast<A, W>(worst);
+      count[i] = vec<I, W>{};
+    }
+  }
+  GNN_DIST_INLINE void meet(int i, vec<A, W> v, vec<I, W> number) {
+    // A NaN beats everything and stays.
+    const auto better = (kLargest ? v > value[i] : v < value[i]) | (v != v);
+    count[i] = better ? number : (v == value[i] ? count[i] + number : count[i]);
+    value[i] = better ? v : value[i];
+  }
+  GNN_DIST_INLINE void take(const SpmmCall&, const S* x, Cover<W, NV> cover, int64_t, int32_t) {
+    for (int i = 0; i < NV; ++i) meet(i, load<S, W>(x + cover.offset(i)), broadcast<I, W>(1));
+  }
+  GNN_DIST_INLINE void save(Cover<W, NV> cover, void* partial) const {
+    auto* values = static_cast<A*>(partial);
+    auto* counts = reinterpret_cast<I*>(values + kMaxVectors * full_width<A>);
+    for (int i = 0; i < NV; ++i) {
+      store_plain<A, W>(values + cover.offset(i), value[i]);
+      store_plain<I, W>(counts + cover.offset(i), count[i]);
+    }
+  }
+  GNN_DIST_INLINE void merge(Cover<W, NV> cover, const void* partial) {
+    const auto* values = static_cast<const A*>(partial);
+    const auto* counts = reinterpret_cast<const I*>(values + kMaxVectors * full_width<A>);
+    for (int i = 0; i < NV; ++i) {
+      meet(i, load_plain<A, W>(values + cover.offset(i)),
+           load_plain<I, W>(counts + cover.offset(i)));
+    }
+  }
+  GNN_DIST_INLINE void finish(const SpmmCall& call, Columns columns, Cover<W, NV> cover,
+                              int64_t row) {
+    S* out = static_cast<S*>(call.out) + row * call.out_stride + columns.first;
+    int32_t* out_count =
+        call.count != nullptr ? call.count + row * call.out_stride + columns.first : nullptr;
+    for (int i = 0; i < NV && call.add; ++i) {
+      auto number = vec<I, W>{};
+      if (out_count != nullptr) {
+        number = convert<I, int32_t, W>(load_plain<int32_t, W>(out_count + cover.offset(i)));
+      }
+      meet(i, load<S, W>(out + cover.offset(i)), number);
+    }
+    for (int i = 0; i < NV; ++i) store<S, W>(out + cover.offset(i), value[i]);
+    for (int i = 0; i < NV && out_count != nullptr; ++i) {
+      store_plain<int32_t, W>(out_count + cover.offset(i), convert<int32_t, I, W>(count[i]));
+    }
+  }
+};
+
+// Takes the entries [begin, end) in order.
+template <class S, int W, int NV, class Reducer>
+GNN_DIST_INLINE bool walk(const SpmmCall& call, Columns columns, int64_t begin, int64_t end,
+                          Reducer& reducer) {
+  const Cover<W, NV> cover(columns.width);
+  const S* x = static_cast<const S*>(call.x) + columns.first;
+  const auto num_cols = static_cast<uint64_t>(call.num_cols);
+  const int64_t bytes = columns.width * static_cast<int64_t>(sizeof(S));
+  for (int64_t entry = begin; entry < end; ++entry) {
+    if (entry + kAhead < call.nnz) {
+      const int64_t column = call.indices[entry + kAhead];
+      prefetch_bytes(reinterpret_cast<const void*>(
+                         reinterpret_cast<uintptr_t>(x) +
+                         static_cast<uintptr_t>(column * call.x_stride) * sizeof(S)),
+                     bytes);
+    }
+    const int32_t column = call.indices[entry];
+    if (__builtin_expect(static_cast<uint64_t>(static_cast<int64_t>(column)) >= num_cols, 0)) {
+      return false;
+    }
+    reducer.take(call, x + column * call.x_stride, cover, entry, column);
+  }
+  return true;
+}
+
+template <class S, int W, int NV, class Reducer>
+bool rows(const SpmmCall& call, Columns columns, int64_t row_begin, int64_t row_end) {
+  const Cover<W, NV> cover(columns.width);
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t begin = call.indptr[row], end = call.indptr[row + 1];
+    if (end - begin > gnn_dist::kPieceEntries) continue;  // done in pieces
+    Reducer reducer;
+    reducer.clear();
+    if (!walk<S, W, NV>(call, columns, begin, end, reducer)) return false;
+    reducer.finish(call, columns, cover, row);
+  }
+  return true;
+}
+
+template <class S, int W, int NV, class Reducer>
+bool piece(const SpmmCall& call, Columns columns, int64_t begin, int64_t end, void* partial) {
+  Reducer reducer;
+  reducer.clear();
+  if (!walk<S, W, NV>(call, columns, begin, end, reducer)) return false;
+  reducer.save(Cover<W, NV>(columns.width), partial);
+  return true;
+}
+
+template <class S, int W, int NV, class Reducer>
+void finish(const SpmmCall& call, Columns columns, int64_t row, const void* partials,
+            int64_t num_pieces) {
+  const Cover<W, NV> cover(columns.width);
+  Reducer reducer;
+  reducer.clear();
+  for (int64_t i = 0; i < num_pieces; ++i) {
+    reducer.merge(cover, static_cast<const char*>(partials) + i * gnn_dist::kPartialBytes);
+  }
+  reducer.finish(call, columns, cover, row);
+}
+
+// Which reducer: a plain sum has no factors.
+template <int kReduce>
+struct SumOrExtreme {
+  template <class S, int W, int NV, class F>
+  static GNN_DIST_INLINE auto with(const SpmmCall&, F f) {
+    return f.template operator()<S, W, NV, Extreme<S, W, NV, kReduce == gnn_dist::kMax>>();
+  }
+};
+template <>
+struct SumOrExtreme<gnn_dist::kSum> {
+  template <class S, int W, int NV, class F>
+  static GNN_DIST_INLINE auto with(const SpmmCall& call, F f) {
+    if (call.weight == nullptr && call.src_scale == nullptr) {
+      return f.template operator()<S, W, NV, Sum<S, W, NV, true>>();
+    }
+    return f.template operator()<S, W, NV, Sum<S, W, NV, false>>();
+  }
+};
+
+// Calls f with the vectors that cover a width.
+template <class S, class Which, class F>
+GNN_DIST_INLINE auto with_cover(const SpmmCall& call, int64_t width, F f) {
+  constexpr int kFull = full_width<accumulate_t<S>>;
+  if (width >= kFull) {
+    switch ((width + kFull - 1) / kFull) {
+      case 1: return Which::template with<S, kFull, 1>(call, f);
+      case 2: return Which::template with<S, kFull, 2>(call, f);
+      case 3: return Which::template with<S, kFull, 3>(call, f);
+      case 4: return Which::template with<S, kFull, 4>(call, f);
+      case 5: return Which::template with<S, kFull, 5>(call, f);
+      case 6: return Which::template with<S, kFull, 6>(call, f);
+      case 7: return Which::template with<S, kFull, 7>(call, f);
+      default: return Which::template with<S, kFull, 8>(call, f);
+    }
+  }
+  if constexpr (kFull > 8) {
+    if (width == 8) return Which::template with<S, 8, 1>(call, f);
+    if (width > 8) return Which::template with<S, 8, 2>(call, f);
+  }
+  if constexpr (kFull > 4) {
+    if (width == 4) return Which::template with<S, 4, 1>(call, f);
+    if (width > 4) return Which::template with<S, 4, 2>(call, f);
+  }
+  if (width == 1) return Which::template with<S, 1, 1>(call, f);
+  if (width == 2) return Which::template with<S, 1, 2>(call, f);
+  return Which::template with<S, 1, 3>(call, f);
+}
+
+struct CallRows {
+  const SpmmCall& call;
+  Columns columns;
+  int64_t row_begin, row_end;
+  template <class S, int W, int NV, class Reducer>
+  GNN_DIST_INLINE bool operator()() const {
+    return rows<S, W, NV, Reducer>(call, columns, row_begin, row_end);
+  }
+};
+
+struct CallPiece {
+  const SpmmCall& call;
+  Columns columns;
+  int64_t begin, end;
+  void* partial;
+  template <class S, int W, int NV, class Reducer>
+  GNN_DIST_INLINE bool operator()() const {
+    return piece<S, W, NV, Reducer>(call, columns, begin, end, partial);
+  }
+};
+
+struct CallFinish {
+  const SpmmCall& call;
+  Columns columns;
+  int64_t row;
+  const void* partials;
+  int64_t num_pieces;
+  template <class S, int W, int NV, class Reducer>
+  GNN_DIST_INLINE void operator()() const {
+    finish<S, W, NV, Reducer>(call, columns, row, partials, num_pieces);
+  }
+};
+
+template <class S, int kReduce>
+bool any_rows(const SpmmCall& call, Columns columns, int64_t begin, int64_t end) {
+  return with_cover<S, SumOrExtreme<kReduce>>(call, columns.width,
+                                              CallRows{call, columns, begin, end});
+}
+
+template <class S, int kReduce>
+bool any_piece(const SpmmCall& call, Columns columns, int64_t begin, int64_t end, void* partial) {
+  return with_cover<S, SumOrExtreme<kReduce>>(call, columns.width,
+                                              CallPiece{call, columns, begin, end, partial});
+}
+
+template <class S, int kReduce>
+void any_finish(const SpmmCall& call, Columns columns, int64_t row, const void* partials,
+                int64_t num_pieces) {
+  with_cover<S, SumOrExtreme<kReduce>>(call, columns.width,
+                                       CallFinish{call, columns, row, partials, num_pieces});
+}
+
+// grad[row] = sum over the row's entries of share[column] where x[row] == own[column].
+template <class S, int W, int NV>
+bool extreme_grad_rows(const SpmmCall& call, const void* own_rows, int64_t own_stride,
+                       const void* share_rows, int64_t share_stride, Columns columns,
+                       int64_t row_begin, int64_t row_end) {
+  using A = accumulate_t<S>;
+  const Cover<W, NV> cover(columns.width);
+  const S* x = static_cast<const S*>(call.x) + columns.first;
+  const S* own = static_cast<const S*>(own_rows) + columns.first;
+  const S* share = static_cast<const S*>(share_rows) + columns.first;
+  const int64_t bytes = columns.width * static_cast<int64_t>(sizeof(S));
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    vec<A, W> mine[NV], sum[NV];
+    for (int i = 0; i < NV; ++i) {
+      mine[i] = load<S, W>(x + row * call.x_stride + cover.offset(i));
+      sum[i] = vec<A, W>{};
+    }
+    for (int64_t entry = call.indptr[row]; entry < call.indptr[row + 1]; ++entry) {
+      if (entry + kAhead < call.nnz) {
+        const int64_t next = call.indices[entry + kAhead];
+        if (next >= 0 && next < call.num_cols) {
+          prefetch_bytes(own + next * own_stride, bytes);
+          prefetch_bytes(share + next * share_stride, bytes);
+        }
+      }
+      const int64_t column = call.indices[entry];
+      if (column < 0 || column >= call.num_cols) return false;
+      for (int i = 0; i < NV; ++i) {
+        const auto value = load<S, W>(own + column * own_stride + cover.offset(i));
+        const auto part = load<S, W>(share + column * share_stride + cover.offset(i));
+        sum[i] += value == mine[i] ? part : vec<A, W>{};
+      }
+    }
+    S* out = static_cast<S*>(call.out) + row * call.out_stride + columns.first;
+    for (int i = 0; i < NV; ++i) store<S, W>(out + cover.offset(i), sum[i]);
+  }
+  return true;
+}
+
+struct JustCover {
+  template <class S, int W, int NV, class F>
+  static GNN_DIST_INLINE auto with(const SpmmCall&, F f) {
+    return f.template operator()<S, W, NV>();
+  }
+};
+
+struct CallExtremeGrad {
+  const SpmmCall& call;
+  const void *own, *share;
+  int64_t own_stride, share_stride;
+  Columns columns;
+  int64_t begin, end;
+  template <class S, int W, int NV>
+  GNN_DIST_INLINE bool operator()() const {
+    return extreme_grad_rows<S, W, NV>(call, own, own_stride, share, share_stride, columns, begin,
+                                       end);
+  }
+};
+
+template <class S>
+bool extreme_grad(const SpmmCall& call, const void* own, int64_t own_stride, const void* share,
+                  int64_t share_stride, Columns columns, int64_t begin, int64_t end) {
+  return with_cover<S, JustCover>(
+      call, columns.width,
+      CallExtremeGrad{call, own, share, own_stride, share_stride, columns, begin, end});
+}
+
+template <class S, int kReduce>
+constexpr gnn_dist::SpmmLoops loops = {any_rows<S, kReduce>, any_piece<S, kReduce>,
+                                       any_finish<S, kReduce>};
+
+#define GNN_DIST_LOOPS(S) \
+  { loops<S, gnn_dist::kSum>, loops<S, gnn_dist::kMax>, loops<S, gnn_dist::kMin> }
+
+}  // namespace GNN_DIST_ISA
+
+namespace gnn_dist {
+using namespace GNN_DIST_ISA;
+GNN_DIST_TABLE(SpmmKernels, spmm) = {
+    {GNN_DIST_LOOPS(float), GNN_DIST_LOOPS(double), GNN_DIST_LOOPS(bf16), GNN_DIST_LOOPS(f16)},
+    {extreme_grad<float>, extreme_grad<double>, extreme_grad<bf16>, extreme_grad<f16>}};
+}  // namespace gnn_dist

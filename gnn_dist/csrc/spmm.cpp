@@ -1,0 +1,279 @@
+// Aggregation operators: argument checks, and the sharing of rows among threads.
+#include "spmm.h"
+
+#include <atomic>
+#include <memory>
+
+#include "parallel.h"
+#include "tensors.h"
+
+namespace gnn_dist {
+
+namespace {
+
+StorageType storage_type(ScalarType dtype) {
+  return with_float_dtype(dtype, "x", [](auto value) {
+    using S = decltype(value);
+    if constexpr (is_same<S, float>) return kFloat;
+    if constexpr (is_same<S, double>) return kDouble;
+    if constexpr (is_same<S, bf16>) return kBfloat16;
+    return kHalf;
+  });
+}
+
+struct Piece {
+  int64_t row, begin, end;
+};
+
+// Rows shared out in ranges of about equal work. The cuts do not depend on the number of threads.
+struct Schedule {
+  std::vector<int64_t> row_ptr{0};  // range i holds the rows [row_ptr[i], row_ptr[i + 1])
+  std::vector<Piece> pieces;        // of rows too long for one range, which the ranges skip
+  std::vector<int64_t> hub_ptr{0};  // hub i has the pieces [hub_ptr[i], hub_ptr[i + 1])
+
+  explicit Schedule(const CsrView& csr, bool cut_hubs = true) {
+    constexpr int64_t kRangeWork = 4096;
+    int64_t work = 0;
+    for (int64_t row = 0; row < csr.num_rows; ++row) {
+      const int64_t begin = csr.indptr[row], end = csr.indptr[row + 1];
+      check_index(begin <= end && begin >= 0 && end <= csr.nnz, "indptr must not fall, it does at row ", row);
+      if (cut_hubs && end - begin > kPieceEntries) {
+        for (int64_t at = begin; at < end; at += kPieceEntries) {
+          pieces.push_back({row, at, std::min(at + kPieceEntries, end)});
+        }
+        hub_ptr.push_back(static_cast<int64_t>(pieces.size()));
+        work += 1;
+      } else {
+        work += end - begin + 1;
+      }
+      if (work >= kRangeWork) {
+        row_ptr.push_back(row + 1);
+        work = 0;
+      }
+    }
+    if (row_ptr.back() != csr.num_rows) row_ptr.push_back(csr.num_rows);
+  }
+  int64_t num_ranges() const { return static_cast<int64_t>(row_ptr.size()) - 1; }
+  int64_t num_hubs() const { return static_cast<int64_t>(hub_ptr.size()) - 1; }
+};
+
+// Columns are worked on panel by panel: rows of a panel are short enough for registers, and more of
+// them stay in cache. Each panel belongs to one head.
+struct Panel {
+  Columns columns;
+  int64_t head;
+};
+
+std::vector<Panel> panels(int64_t width, int64_t heads, int64_t most) {
+  std::vector<Panel> out;
+  const int64_t per_head = width / heads;
+  const int64_t count = (per_head + most - 1) / most;
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t first = per_head * i / count, last = per_head * (i + 1) / count;
+      out.push_back({{head * per_head + first, last - first}, head});
+    }
+  }
+  return out;
+}
+
+int64_t widest_panel(StorageType type) {
+  const int64_t vector_bytes =
+      instruction_set() == InstructionSet::avx512 ? 64
+      : instruction_set() == InstructionSet::avx2 ? 32
+                                                  : 16;
+  const int64_t lanes = vector_bytes / (type == kDouble ? 8 : 4);
+  return 8 * lanes;
+}
+
+SpmmCall with_head(SpmmCall call, int64_t head) {
+  call.head = head;
+  return call;
+}
+
+void run(const SpmmLoops& loops, const SpmmCall& call, const CsrView& csr,
+         const std::vector<Panel>& parts) {
+  const Schedule schedule(csr);
+  std::atomic<bool> valid{true};
+  const int64_t num_pieces = static_cast<int64_t>(schedule.pieces.size());
+  const std::unique_ptr<char[]> partials(new char[num_pieces * kPartialBytes + 1]);
+  for (const Panel& panel : parts) {
+    const SpmmCall here = with_head(call, panel.head);
+    // Pieces first: they are the longest tasks.
+    for_each_task(num_pieces + schedule.num_ranges(), [&](int64_t task) {
+      bool ok;
+      if (task < num_pieces) {
+        const Piece& piece = schedule.pieces[task];
+        ok = loops.piece(here, panel.columns, piece.begin, piece.end,
+                         partials.get() + task * kPartialBytes);
+      } else {
+        const int64_t range = task - num_pieces;
+        ok = loops.rows(here, panel.columns, schedule.row_ptr[range], schedule.row_ptr[range + 1]);
+      }
+      if (!ok) valid.store(false, std::memory_order_relaxed);
+    });
+    for (int64_t hub = 0; hub < schedule.num_hubs(); ++hub) {
+      const int64_t first = schedule.hub_ptr[hub];
+      loops.finish(here, panel.columns, schedule.pieces[first].row,
+                   partials.get() + first * kPartialBytes, schedule.hub_ptr[hub + 1] - first);
+    }
+  }
+  if (!valid) throw_bad_structure(call.num_cols);
+}
+
+SpmmCall make_call(const CsrView& csr, const RowsView& x, const RowsView& out) {
+  SpmmCall call{};
+  call.indptr = csr.indptr;
+  call.indices = csr.indices;
+  call.nnz = csr.nnz;
+  call.x = x.data;
+  call.num_cols = x.num_rows;
+  call.x_stride = x.stride;
+  call.out = out.data;
+  call.out_stride = out.stride;
+  return call;
+}
+
+void check_out(const RowsView& x, const RowsView& out, int64_t num_rows) {
+  check(out.dtype == x.dtype, "out must have the dtype of x");
+  check(out.num_rows == num_rows && out.width == x.width, "out must be of shape (", num_rows, ", ",
+        x.width, "), got (", out.num_rows, ", ", out.width, ")");
+}
+
+const void* scale(const OptionalTensor& values, ScalarType dtype, int64_t size, const char* name) {
+  if (!values.has_value()) return nullptr;
+  check_dtype(*values, dtype, name);
+  check(values->dim() == 1 && values->size(0) == size && (size < 2 || values->stride(0) == 1),
+        name, " must be contiguous with ", size, " elements");
+  return values->data_ptr();
+}
+
+// Returns the number of heads.
+int64_t set_weight(SpmmCall& call, const OptionalTensor& weight, const OptionalTensor& position,
+                   ScalarType dtype) {
+  if (!weight.has_value()) return 1;
+  check_dtype(*weight, dtype, "weight");
+  const int64_t dim = weight->dim();
+  check(dim == 1 || dim == 2, "weight must have one or two dimensions, got ", dim);
+  check(weight->is_contiguous(), "weight must be contiguous");
+  const int64_t heads = dim == 2 ? weight->size(1) : 1;
+  if (position.has_value()) {
+    call.position = flat<int32_t>(*position, ScalarType::Int, "position");
+    check(position->size(0) == call.nnz, "position must have one element per entry");
+    for (int64_t i = 0; i < call.nnz; ++i) {
+      check_index(call.position[i] >= 0 && call.position[i] < weight->size(0),
+                  "position must lie in [0, ", weight->size(0), "), got ", call.position[i]);
+    }
+  } else {
+    check(weight->size(0) == call.nnz, "weight must have one row per entry (", call.nnz, "), got ",
+          weight->size(0));
+  }
+  call.weight = weight->data_ptr();
+  call.weight_stride = heads;
+  return heads;
+}
+
+void spmm_into(const Tensor& out, const Tensor& indptr, const Tensor& indices, const Tensor& x,
+               const OptionalTensor& weight, const OptionalTensor& position,
+               const OptionalTensor& src_scale, const OptionalTensor& dst_scale, bool add) {
+  const CsrView csr = csr_view(indptr, indices);
+  const RowsView from = rows_view(x, "x"), to = rows_view(out, "out");
+  check_out(from, to, csr.num_rows);
+  const StorageType type = storage_type(from.dtype);
+  const ScalarType factor = accumulate_dtype(from.dtype);
+  SpmmCall call = make_call(csr, from, to);
+  const int64_t heads = set_weight(call, weight, position, factor);
+  check(heads > 0 && from.width % heads == 0, "x's width ", from.width,
+        " must be a multiple of the heads of weight, ", heads);
+  call.src_scale = scale(src_scale, factor, from.num_rows, "src_scale");
+  call.dst_scale = scale(dst_scale, factor, csr.num_rows, "dst_scale");
+  call.add = add;
+  run(GNN_DIST_KERNELS(spmm).loops[type][kSum], call, csr,
+      panels(from.width, heads, widest_panel(type)));
+}
+
+}  // namespace
+
+Tensor spmm(Tensor indptr, Tensor indices, Tensor x, OptionalTensor weight,
+            OptionalTensor position, OptionalTensor src_scale, OptionalTensor dst_scale) {
+  check(indptr.dim() == 1 && indptr.size(0) > 0, "indptr must have at least one element");
+  check(x.dim() == 2, "x must have two dimensions, got ", x.dim());
+  const Tensor out = torch::stable::new_empty(x, {indptr.size(0) - 1, x.size(1)});
+  spmm_into(out, indptr, indices, x, weight, position, src_scale, dst_scale, false);
+  return out;
+}
+
+void spmm_add(Tensor out, Tensor indptr, Tensor indices, Tensor x, OptionalTensor weight,
+              OptionalTensor position, OptionalTensor src_scale, OptionalTensor dst_scale) {
+  spmm_into(out, indptr, indices, x, weight, position, src_scale, dst_scale, true);
+}
+
+void spmm_extreme(Tensor out, OptionalTensor count, Tensor indptr, Tensor indices, Tensor x,
+                  bool largest) {
+  const CsrView csr = csr_view(indptr, indices);
+  const RowsView from = rows_view(x, "x"), to = rows_view(out, "out");
+  check_out(from, to, csr.num_rows);
+  const StorageType type = storage_type(from.dtype);
+  SpmmCall call = make_call(csr, from, to);
+  call.add = true;
+  if (count.has_value()) {
+    check_dtype(*count, ScalarType::Int, "count");
+    const RowsView counts = rows_view(*count, "count");
+    check(counts.num_rows == to.num_rows && counts.width == to.width && counts.stride == to.stride,
+          "count must have the shape and strides of out");
+    call.count = static_cast<int32_t*>(counts.data);
+  }
+  run(GNN_DIST_KERNELS(spmm).loops[type][largest ? kMax : kMin], call, csr,
+      panels(from.width, 1, widest_panel(type)));
+}
+
+Tensor spmm_extreme_grad(Tensor indptr, Tensor indices, Tensor x, Tensor out, Tensor share) {
+  const CsrView csr = csr_view(indptr, indices);
+  const RowsView mine = rows_view(x, "x"), own = rows_view(out, "out"),
+                 part = rows_view(share, "share");
+  check(mine.num_rows == csr.num_rows, "x must have one row per row of the structure");
+  check(own.num_rows == part.num_rows && own.width == mine.width && part.width == mine.width &&
+            own.dtype == mine.dtype && part.dtype == mine.dtype,
+        "x, out and share must have one width and dtype");
+  const Tensor grad = torch::stable::new_empty(x, {mine.num_rows, mine.width});
+  const StorageType type = storage_type(mine.dtype);
+  SpmmCall call = make_call(csr, mine, rows_view(grad, "grad"));
+  call.num_cols = own.num_rows;
+  const Schedule schedule(csr, false);
+  const auto loop = GNN_DIST_KERNELS(spmm).extreme_grad[type];
+  std::atomic<bool> valid{true};
+  for (const Panel& panel : panels(mine.width, 1, widest_panel(type))) {
+    for_each_task(schedule.num_ranges(), [&](int64_t range) {
+      if (!loop(call, own.data, own.stride, part.data, part.stride, panel.columns,
+                schedule.row_ptr[range], schedule.row_ptr[range + 1])) {
+        valid.store(false, std::memory_order_relaxed);
+      }
+    });
+  }
+  if (!valid) throw_bad_structure(call.num_cols);
+  return grad;
+}
+
+}  // namespace gnn_dist
+
+STABLE_TORCH_LIBRARY_FRAGMENT(gnn_dist, m) {
+  m.def(
+      "spmm(Tensor indptr, Tensor indices, Tensor x, Tensor? weight=None, Tensor? position=None, "
+      "Tensor? src_scale=None, Tensor? dst_scale=None) -> Tensor");
+  m.def(
+      "spmm_add(Tensor(a!) out, Tensor indptr, Tensor indices, Tensor x, Tensor? weight=None, "
+      "Tensor? position=None, Tensor? src_scale=None, Tensor? dst_scale=None) -> ()");
+  m.def(
+      "spmm_extreme(Tensor(a!) out, Tensor(b!)? count, Tensor indptr, Tensor indices, Tensor x, "
+      "bool largest) -> ()");
+  m.def(
+      "spmm_extreme_grad(Tensor indptr, Tensor indices, Tensor x, Tensor out, Tensor share) -> "
+      "Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(gnn_dist, CPU, m) {
+  m.impl("spmm", TORCH_BOX(&gnn_dist::spmm));
+  m.impl("spmm_add", TORCH_BOX(&gnn_dist::spmm_add));
+  m.impl("spmm_extreme", TORCH_BOX(&gnn_dist::spmm_extreme));
+  m.impl("spmm_extreme_grad", TORCH_BOX(&gnn_dist::spmm_extreme_grad));
+}

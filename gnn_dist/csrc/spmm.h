@@ -1,0 +1,63 @@
+// What the aggregation operators hand to their hot loops.
+#pragma once
+
+#include <stdint.h>
+
+#include "dispatch.h"
+
+namespace gnn_dist {
+
+// A_ij = dst_scale_i * weight_e * src_scale_j for the entry e at row i and column j; missing factors
+// are one. Factors have the accumulation dtype of x.
+struct SpmmCall {
+  const int64_t* indptr;
+  const int32_t* indices;
+  int64_t nnz;
+  const void* x;
+  int64_t num_cols;
+  int64_t x_stride;
+  void* out;
+  int64_t out_stride;
+  const void* weight;
+  int64_t weight_stride;  // from one entry to the next: the number of heads
+  int64_t head;
+  const int32_t* position;  // where an entry's weight is, or null
+  const void* src_scale;
+  const void* dst_scale;
+  bool add;        // into what out holds
+  int32_t* count;  // for extremes: how many entries reach the value; may be null
+};
+
+struct Columns {
+  int64_t first;
+  int64_t width;
+};
+
+// Loops over the entries of whole rows, and of pieces of rows that are too long for one task.
+// False: an index was out of range.
+struct SpmmLoops {
+  bool (*rows)(const SpmmCall&, Columns, int64_t row_begin, int64_t row_end);
+  bool (*piece)(const SpmmCall&, Columns, int64_t begin, int64_t end, void* partial);
+  void (*finish)(const SpmmCall&, Columns, int64_t row, const void* partials, int64_t num_pieces);
+};
+
+enum SpmmReduce { kSum, kMax, kMin, kNumReduces };
+enum StorageType { kFloat, kDouble, kBfloat16, kHalf, kNumStorageTypes };
+
+struct SpmmKernels {
+  SpmmLoops loops[kNumStorageTypes][kNumReduces];
+  bool (*extreme_grad[kNumStorageTypes])(const SpmmCall&, const void* own, int64_t own_stride,
+                                         const void* share, int64_t share_stride, Columns,
+                                         int64_t row_begin, int64_t row_end);
+};
+
+// Rows of more entries are cut into pieces of this many. Fixed, so that sums do not depend on the
+// number of threads.
+constexpr int64_t kPieceEntries = 8192;
+// A partial result of one piece: at most this many bytes (values, then counts).
+constexpr int64_t kPanelBytes = 512;
+constexpr int64_t kPartialBytes = 2 * 8 * 64;
+
+GNN_DIST_DECLARE_TABLES(SpmmKernels, spmm)
+
+}  // namespace gnn_dist
