@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def _load() -> Any:  # noqa: ANN401
     try:
-        torch.ops.load_library(LIBRARY)
+        torch.ops.load_library(LIBRARY)  # type: ignore[no-untyped-call]
     except OSError as error:
         what = "cannot be loaded" if LIBRARY.exists() else "are not built"
         raise ImportError(
