@@ -51,8 +51,8 @@ def aggregate(
         weight: (nnz,), or (nnz, H) with x (n, H, ...); for `sum` and `mean` only. Differentiable.
         scale: (num_src,), for `sum` only: an edge from j to i counts scale[i] * scale[j] times.
         self_loops: Use `structure.csr.with_self_loops`; `weight` is then in its order.
-        onto: (num_dst, ...), like `x`, with contiguous rows; for `sum` and `mean` only. The result
-            is added into it, in place, and it is returned. Differentiable.
+        onto: (num_dst, ...), like `x`, for `sum` and `mean` only: the result is added to it, in
+            place where it is contiguous. Differentiable; not to be used again.
 
     Returns:
         (num_dst, ...), like `x`.
@@ -72,6 +72,7 @@ def aggregate(
         dst = scale[: block.num_dst]
     symmetric = structure.symmetric and structure.is_own_weight(weight)
     operator = _Operator(csr, block.exchange, symmetric, scale, dst)
+    onto = None if onto is None else onto.contiguous()
     return _Sum.apply(x, weight, onto, operator)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -118,8 +118,9 @@ class SAGEConv(nn.Module):
         transform_first = self.reduce in ("sum", "mean") and narrows
         if not transform_first:
             rows = aggregate(dense(x), block, reduce=self.reduce)
-            out = F.linear(rows, weight, bias)
-            return out if self.lin_r is None else out + _root(self.lin_r, x, block)
+            if self.lin_r is None:
+                return F.linear(rows, weight, bias)
+            return torch.addmm(_root(self.lin_r, x, block, bias), rows, weight.t())
         if self.lin_r is None:
             out = aggregate(linear(x, weight), block, reduce=self.reduce)
             return out if bias is None else out + bias

@@ -161,6 +161,11 @@ class SparseRows:
         """(n, F)."""
         return self.csr.num_rows, self.csr.num_cols
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self.values.dtype
+
     def size(self, dim: int) -> int:
         """Return one of the two sizes, as of a tensor."""
         return self.shape[dim]

@@ -61,7 +61,8 @@ class FullBatch:
 
     Args:
         model: Takes `(features, blocks)`.
-        shard: This rank's shard, which predictions are made on.
+        shard: This rank's shard, which predictions are made on. With features in bfloat16, layers
+            compute in it by autocast.
         world: The ranks.
         halo: The halo policy of training. Predictions are exact.
         train_on: The shard to train on, if not `shard` (inductive training).
@@ -102,7 +103,7 @@ class FullBatch:
         self.model.train()
         set_step(self.model, seed=self.seed, step=epoch)
         self._gradients.zero()
-        logits = self.model(self.train_shard.required_features, self._train_blocks)
+        logits = self._logits(self.train_shard, self._train_blocks)
         loss = node_loss(logits, self.task.y, self.task.masks["train"], self.task.num_train)
         loss.backward()  # type: ignore[no-untyped-call]
         with self.meter.timed(GRAD_SYNC):
@@ -128,5 +129,12 @@ class FullBatch:
     def predict(self) -> Tensor:
         """Collective. Return logits (n, C) of the owned nodes, exactly, without dropout."""
         self.model.eval()
-        out: Tensor = self.model(self.shard.required_features, self._exact_blocks)
-        return out
+        return self._logits(self.shard, self._exact_blocks)
+
+    def _logits(self, shard: Shard, blocks: list[Block]) -> Tensor:
+        """Collective. Return the model's output, of 32 bits at least."""
+        features = shard.required_features
+        half = features.dtype == torch.bfloat16  # then products and their rows are, too
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+            out: Tensor = self.model(features, blocks)
+        return out.to(torch.promote_types(out.dtype, torch.float32))
