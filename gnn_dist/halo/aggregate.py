@@ -15,6 +15,7 @@ self-loops) times factors of the entries, sources and destinations.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ def aggregate(
 
     Args:
         x: (n, ...) rows of the destinations, or (num_src, ...) where the block has no exchange.
-        block: The layer's graph.
+        block: The layer's graph. Where `x` is its constant, work and exchange are done once.
         reduce: `sum`, `mean`, `max` or `min`. A destination without in-edges gets zeros.
         weight: (nnz,), or (nnz, H) with x (n, H, ...); for `sum` and `mean` only. Differentiable.
         scale: (num_src,), for `sum` only: an edge from j to i counts scale[i] * scale[j] times.
@@ -64,6 +65,15 @@ def aggregate(
     structure = block.structure
     csr = structure.csr.with_self_loops if self_loops else structure.csr
     _check(x, block, csr, reduce, (weight, scale, onto))
+    constant = block.constant
+    plain = weight is None and scale is None and onto is None
+    if constant is not None and x is constant.rows and plain and not x.requires_grad:
+        made, key = constant.made, (reduce, self_loops)
+        if key not in made:
+            made[key] = aggregate(
+                x, replace(block, constant=None), reduce=reduce, self_loops=self_loops
+            )
+        return made[key]
     if reduce in ("max", "min"):
         operator = _Operator(csr, block.exchange, structure.symmetric, None, None)
         return _Extreme.apply(x, operator, reduce)  # type: ignore[no-any-return, no-untyped-call]

@@ -65,6 +65,8 @@ def spmm_sum(
     Returns:
         `out`, or a new tensor (R, ...) like `x`; zero for rows without entries.
     """
+    if out is not None and csr.nnz == 0:
+        return out  # nothing to add: do not read and write every row for it
     args = (csr.indptr, csr.indices, _matrix(x), *factors.for_rows_of(x.dtype))
     if out is not None:
         kernels.spmm_add(_matrix(out, copy=False), *args)

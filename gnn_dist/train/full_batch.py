@@ -1,7 +1,7 @@
 """Full-batch training: one step is one pass over all shards."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
 from gnn_dist.errors import GnnDistError
-from gnn_dist.halo.block import Block
+from gnn_dist.halo.block import Block, Constant
 from gnn_dist.halo.exchange import make_exchange
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
@@ -25,11 +25,17 @@ __all__ = ["FullBatch", "StepReport", "shard_blocks"]
 def shard_blocks(
     shard: Shard, transport: Transport, *, layers: int, halo: str, meter: Meter | None = None
 ) -> list[Block]:
-    """Return the blocks of a model of some layers on a shard: one structure, an exchange each."""
+    """Return the blocks of a model of some layers on a shard: one structure, an exchange each.
+
+    The features, as the rows of the first layer, count as constant.
+    """
+    features = shard.features
+    constant = Constant(features) if isinstance(features, Tensor) else None
     return [
         Block(
             shard.structure,
             make_exchange(shard.plan, transport, halo, layer=layer, meter=meter),
+            constant if layer == 0 else None,
         )
         for layer in range(layers)
     ]
@@ -89,6 +95,10 @@ class FullBatch:
             self.train_shard, world.transport, layers=layers, halo=halo, meter=self.meter
         )
         self._exact_blocks = shard_blocks(shard, world.transport, layers=layers, halo="overlap")
+        if train_on is None:
+            # What is made of the features once serves both; every policy so far is exact.
+            first = self._train_blocks[0].constant
+            self._exact_blocks[0] = replace(self._exact_blocks[0], constant=first)
         self._gradients = FlatGradients(model.parameters())
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
