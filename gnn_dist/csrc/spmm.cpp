@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "parallel.h"
+#include "pool.h"
 #include "tensors.h"
 
 namespace gnn_dist {

@@ -13,6 +13,8 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.halo.aggregate import REDUCES, aggregate, all_sources
 from gnn_dist.halo.block import Block
 from gnn_dist.nn.dropout import Dropout
+from gnn_dist.ops.linear import linear as linear_rows
+from gnn_dist.ops.linear import linear_onto, linear_pair
 from gnn_dist.ops.softmax import edge_softmax
 from gnn_dist.ops.spmm import SparseRows
 
@@ -24,7 +26,7 @@ Rows = Tensor | SparseRows
 def linear(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias for dense or sparse rows x (n, F) and weight (K, F)."""
     if not isinstance(x, SparseRows):
-        return F.linear(x, weight, bias)
+        return linear_rows(x, weight, bias)
     out = x.mm(weight.t())
     return out if bias is None else out + bias
 
@@ -116,22 +118,25 @@ class SAGEConv(nn.Module):
         narrows = weight.size(0) <= weight.size(1) or isinstance(x, SparseRows)
         # Linear maps commute with sums: transform first where that makes rows shorter.
         transform_first = self.reduce in ("sum", "mean") and narrows
+        if self.lin_r is None:
+            return self._without_root(x, block, transform_first)
+        own = x if x.size(0) == block.num_dst else dense(x)[: block.num_dst]
         if not transform_first:
             rows = aggregate(dense(x), block, reduce=self.reduce)
-            if self.lin_r is None:
-                return F.linear(rows, weight, bias)
-            return torch.addmm(_root(self.lin_r, x, block, bias), rows, weight.t())
-        if self.lin_r is None:
-            out = aggregate(linear(x, weight), block, reduce=self.reduce)
-            return out if bias is None else out + bias
-        own = _root(self.lin_r, x, block, bias)
-        return aggregate(linear(x, weight), block, reduce=self.reduce, onto=own)
+            return linear_onto(linear(own, self.lin_r.weight, bias), rows, weight)
+        if own is x and isinstance(x, Tensor):
+            rows, root = linear_pair(x, weight, self.lin_r.weight, bias)
+        else:
+            rows, root = linear(x, weight), linear(own, self.lin_r.weight, bias)
+        return aggregate(rows, block, reduce=self.reduce, onto=root)
 
-
-def _root(lin: nn.Linear, x: Rows, block: Block, bias: Tensor | None = None) -> Tensor:
-    """Return W x + bias of the destinations."""
-    own = x if x.size(0) == block.num_dst else dense(x)[: block.num_dst]
-    return linear(own, lin.weight, bias)
+    def _without_root(self, x: Rows, block: Block, transform_first: bool) -> Tensor:
+        """Collective. Map x as `forward` does without the term W_r x."""
+        weight, bias = self.lin_l.weight, self.lin_l.bias
+        if not transform_first:
+            return linear(aggregate(dense(x), block, reduce=self.reduce), weight, bias)
+        out = aggregate(linear(x, weight), block, reduce=self.reduce)
+        return out if bias is None else out + bias
 
 
 class GINConv(nn.Module):
