@@ -209,7 +209,8 @@ def relabel(dst: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: `dst` repeats an id.
     """
-    ids, index = torch.unique(torch.cat([dst, columns.long()]), return_inverse=True)
+    everything = torch.cat([dst, columns.long()])
+    ids, index = everything.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     at = torch.arange(index.numel(), device=index.device)
     first = torch.full_like(ids, index.numel()).scatter_reduce_(0, index, at, "amin")
     order = first.argsort()
@@ -277,9 +278,7 @@ def sample_blocks(
     out: list[Tensor] = []
     offsets = seed_ptr.tolist()
     for batch, hop_keys in enumerate(keys.tolist()):
-        nodes = seeds[offsets[batch] : offsets[batch + 1]]
-        if nodes.unique().numel() != nodes.numel():
-            raise ValueError("a batch must not hold a seed twice")
+        nodes, _ = relabel(seeds[offsets[batch] : offsets[batch + 1]], seeds[:0])
         for fanout, key in zip(fanouts, hop_keys, strict=True):
             row_ids = nodes if ids is None else ids[nodes]
             block_indptr, columns, position = sample_neighbors(
