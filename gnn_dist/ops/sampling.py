@@ -95,13 +95,14 @@ class SampledBlocks:
     def blocks(self, batch: int) -> list[SampledBlock]:
         """Return a batch's blocks in the order in which layers use them: the last hop first."""
         *hops, nodes = self._of(batch)
-        num_dst = [indptr.numel() - 1 for indptr in hops[::3]]
         blocks = []
-        for hop, num_src in enumerate([*num_dst[1:], nodes.numel()]):
+        num_src = nodes.numel()
+        for hop in reversed(range(self.num_hops)):
             indptr, indices, position = hops[3 * hop : 3 * hop + 3]
             csr = CSR(indptr, indices, num_src)
             blocks.append(SampledBlock(csr, nodes[:num_src], position))
-        return blocks[::-1]
+            num_src = csr.num_rows  # all sources of a hop are destinations of the next
+        return blocks
 
     def _of(self, batch: int) -> Sequence[Tensor]:
         if not 0 <= batch < len(self):
