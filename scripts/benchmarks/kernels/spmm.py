@@ -60,7 +60,7 @@ class _Peers:
         """Return each library's function of no arguments that aggregates x."""
         out = {OURS: lambda: aggregate(x, self.graph.block, reduce=reduce, weight=weight)}
         single = x.dtype == torch.float32
-        if not single:
+        if not single and not x.requires_grad:
             wide = x.detach().float().requires_grad_(x.requires_grad)
             out[f"{OURS} in float32"] = lambda: aggregate(wide, self.graph.block, reduce=reduce)
         if self.dgl is not None and single:
