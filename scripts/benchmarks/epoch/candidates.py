@@ -1,5 +1,6 @@
 """The same 3-layer GraphSAGE in every system: each function returns one epoch as a callable."""
 
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -7,6 +8,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from cases import Case
+from peers import load_peers
 from torch import Tensor, nn
 
 import gnn_dist as gd
@@ -93,9 +95,8 @@ def training(graph: gd.Graph, model: Stack, call: Callable[[nn.Module, Tensor], 
 
 def dgl_sage(graph: gd.Graph, case: Case) -> Epoch:
     """DGL's SAGEConv, with its fused kernels on a prebuilt CSC."""
-    try:
-        from dgl_import import dgl
-    except ImportError:
+    dgl = load_peers().dgl
+    if dgl is None:
         return None
     from dgl.nn import SAGEConv
 
@@ -132,10 +133,10 @@ def pyg_csr(graph: gd.Graph, case: Case) -> Epoch:
 
 def pyg_sparse_tensor(graph: gd.Graph, case: Case) -> Epoch:
     """torch-sparse's SparseTensor."""
-    try:
-        from torch_sparse import SparseTensor
-    except (ImportError, OSError):
+    if importlib.util.find_spec("torch_sparse") is None:
         return None
+    from torch_sparse import SparseTensor
+
     indptr, indices = torch.from_numpy(graph.indptr), torch.from_numpy(graph.indices).long()
     size = (graph.num_nodes, graph.num_nodes)
     matrix = SparseTensor(rowptr=indptr, col=indices, sparse_sizes=size)

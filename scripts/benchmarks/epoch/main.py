@@ -16,11 +16,15 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import candidates
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))  # peers.py
+
+import candidates
 from cases import CASES, QUICK, Case
 
 import gnn_dist as gd
@@ -41,6 +45,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     options = parser.parse_args()
+    warnings.filterwarnings("ignore")  # of the peers
     cases = QUICK if options.quick else {name: CASES[name] for name in options.case or CASES}
     for case in cases.values():
         if options.ranks:
