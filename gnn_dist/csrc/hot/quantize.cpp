@@ -125,15 +125,19 @@ GNN_DIST_INLINE uint64_t spread(uint64_t packed) {
   return (packed | packed << (8 - kBits)) & bit_mask(kBits, 8);
 }
 
-// Levels are followed by seven bytes that may be read, and are zero.
+// Levels are followed by eight bytes that may be read, and are zero.
 template <int kBits>
 void pack(const uint8_t* level, int64_t count, uint8_t* packed) {
-  for (int64_t column = 0; column < count; column += 8) {
-    uint64_t levels;
-    __builtin_memcpy(&levels, level + column, sizeof levels);
-    const uint64_t bytes = squeeze<kBits>(levels);
-    const int64_t left = (count - column) * kBits;
-    __builtin_memcpy(packed + column / 8 * kBits, &bytes, left < 8 * kBits ? (left + 7) / 8 : kBits);
+  uint64_t levels, bytes;
+  for (; count >= 8; count -= 8, level += 8, packed += kBits) {
+    __builtin_memcpy(&levels, level, sizeof levels);
+    bytes = squeeze<kBits>(levels);
+    __builtin_memcpy(packed, &bytes, kBits);
+  }
+  __builtin_memcpy(&levels, level, sizeof levels);
+  bytes = squeeze<kBits>(levels);
+  for (int64_t i = 0; i < (count * kBits + 7) / 8; ++i) {
+    packed[i] = static_cast<uint8_t>(bytes >> 8 * i);
   }
 }
 template <>
@@ -141,16 +145,21 @@ void pack<8>(const uint8_t* level, int64_t count, uint8_t* packed) {
   __builtin_memcpy(packed, level, count);
 }
 
-// Seven bytes after the levels may be written.
+// Eight bytes after the levels may be written.
 template <int kBits>
 void unpack(const uint8_t* packed, int64_t count, uint8_t* level) {
-  for (int64_t column = 0; column < count; column += 8) {
-    uint64_t bytes = 0;
-    const int64_t left = (count - column) * kBits;
-    __builtin_memcpy(&bytes, packed + column / 8 * kBits, left < 8 * kBits ? (left + 7) / 8 : kBits);
-    const uint64_t levels = spread<kBits>(bytes);
-    __builtin_memcpy(level + column, &levels, sizeof levels);
+  uint64_t levels, bytes = 0;
+  for (; count >= 8; count -= 8, level += 8, packed += kBits) {
+    __builtin_memcpy(&bytes, packed, kBits);
+    levels = spread<kBits>(bytes);
+    __builtin_memcpy(level, &levels, sizeof levels);
   }
+  bytes = 0;
+  for (int64_t i = 0; i < (count * kBits + 7) / 8; ++i) {
+    bytes |= static_cast<uint64_t>(packed[i]) << 8 * i;
+  }
+  levels = spread<kBits>(bytes);
+  __builtin_memcpy(level, &levels, sizeof levels);
 }
 template <>
 void unpack<8>(const uint8_t* packed, int64_t count, uint8_t* level) {
