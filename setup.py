@@ -115,7 +115,8 @@ class BuildKernels(build_ext):
         inputs = [path, Path(__file__), *CSRC.glob("*.h")]
         if made.exists() and made.stat().st_mtime > max(p.stat().st_mtime for p in inputs):
             return str(made)
-        sanitize = [*SANITIZE, "-O1", "-fno-omit-frame-pointer"] if self.sanitize else []
+        # Python's own options may allow signed overflow; other builds of Python do not.
+        sanitize = [*SANITIZE, "-O1", "-fno-omit-frame-pointer", "-fno-wrapv"]
         macros = [("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION), ("GNN_DIST_ISA", name)]
         (built,) = self.compiler.compile(
             [str(path)],
@@ -125,7 +126,7 @@ class BuildKernels(build_ext):
             extra_postargs=[
                 *COMPILE_ARGS,
                 *options,
-                *sanitize,
+                *(sanitize if self.sanitize else []),
                 *(f"-isystem{p}" for p in include_paths()),
             ],
         )
