@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.comm.transport import Handle, Transport
 from gnn_dist.errors import ConfigError, nearest
+from gnn_dist.ops.rows import gather_rows
 from gnn_dist.profile.meter import HALO_WAIT, Meter
 from gnn_dist.shard.plan import HaloPlan
 
@@ -117,7 +118,7 @@ class OverlappedExchange:
     def start(self, rows: Tensor) -> Pending:
         """Collective. Post receives, then sends."""
         route = self.route
-        send = rows if route.send_index is None else rows.index_select(0, route.send_index)
+        send = rows if route.send_index is None else gather_rows(rows, route.send_index)
         received = rows.new_empty((route.recv_ptr[-1], *rows.shape[1:]))
         handle = self.transport.exchange(
             send.contiguous(), route.send_ptr, received, route.recv_ptr, route.channel
