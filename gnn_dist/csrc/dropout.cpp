@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <memory>
 
-#include "fresh.h"
 #include "parallel.h"
+#include "pool.h"
 #include "tensors.h"
 
 namespace gnn_dist {

@@ -1,8 +1,8 @@
 // Quantisation operators: argument checks, and the sharing of rows among threads.
 #include "quantize.h"
 
-#include "fresh.h"
 #include "parallel.h"
+#include "pool.h"
 #include "tensors.h"
 
 namespace gnn_dist {

@@ -5,8 +5,8 @@
 #include <atomic>
 #include <numeric>
 
-#include "fresh.h"
 #include "parallel.h"
+#include "pool.h"
 #include "tensors.h"
 
 namespace gnn_dist {

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from gnn_dist.errors import ConfigError
-from gnn_dist.ops.draws import DrawKey, dropout_by_id
+from gnn_dist.ops.draws import DrawKey, bias_relu_dropout
 
 __all__ = ["Dropout", "set_step"]
 
@@ -37,18 +37,19 @@ class Dropout(nn.Module):
         self.key: DrawKey | None = None
         self.uses = 0  # since the step began: a module that a model uses twice draws twice
 
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Apply dropout in training mode.
+    def forward(self, x: Tensor, ids: Tensor, *, relu: bool = False) -> Tensor:
+        """Apply dropout in training mode, after a ReLU if asked for.
 
         Args:
             x: (n, ...), rows.
             ids: int64 (n,), original id of each row (or edge).
+            relu: Apply a ReLU first, in the same pass.
 
         Raises:
             ConfigError: `set_step` was never called.
         """
         if not self.training or self.p == 0.0:
-            return x
+            return x.relu() if relu else x
         if self.key is None:
             raise ConfigError(
                 "dropout draws by (seed, step, layer): call gd.nn.set_step(model, seed=..., "
@@ -56,7 +57,7 @@ class Dropout(nn.Module):
             )
         key = replace(self.key, site=self.key.site + self.uses)
         self.uses += 1
-        return dropout_by_id(x, ids, self.p, key)
+        return bias_relu_dropout(x, None, ids=ids, p=self.p, key=key, relu=relu)
 
     def extra_repr(self) -> str:
         """Show the probability."""

@@ -94,8 +94,7 @@ class GNN(nn.Module):
         for i, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
             rows: Tensor = conv(hidden, block)
             if i < len(self.dropouts):
-                rows = self.norms[i](rows).relu()
-                rows = self.dropouts[i](rows, block.dst_id)
+                rows = self.dropouts[i](self.norms[i](rows), block.dst_id, relu=True)
             hidden = rows
         return rows
 

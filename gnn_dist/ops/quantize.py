@@ -11,7 +11,6 @@ Training" (arXiv:2306.01381), section 3.1; the rounding is that of "QSGD" (arXiv
 import torch
 from torch import Tensor
 
-import gnn_dist.ops.reference.quantize  # noqa: F401 (registers)
 from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.native import kernels
 from gnn_dist.ops.rows import readable_rows

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-import gnn_dist.ops.reference.rows  # noqa: F401 (registers)
 from gnn_dist.ops.native import kernels
 
 __all__ = ["as_rows", "gather_rows", "gather_rows_into", "readable_rows", "scatter_add_rows"]

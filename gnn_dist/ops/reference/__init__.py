@@ -2,3 +2,15 @@
 
 Arguments are those of the operators in `csrc/`, raw tensors. Nothing here is differentiable.
 """
+
+from gnn_dist.ops.reference import (
+    draws,
+    memory,
+    quantize,
+    rows,
+    sampling,
+    spmm,
+    structure,
+)
+
+__all__ = ["draws", "memory", "quantize", "rows", "sampling", "spmm", "structure"]
