@@ -213,7 +213,8 @@ std::tuple<Tensor, Tensor, Tensor> gat(Tensor indptr, Tensor indices, Tensor x, 
   call.num_dst = num_dst;
   call.drops = Drops{drop_key, drop_below, keep_scale, src_id, dst_id}.edges(setting, num_src, true);
   if (setting.is_empty()) return {out, torch::stable::fill_(score, 0.0), torch::stable::fill_(state, 0.0)};
-  const auto scores = GNN_DIST_KERNELS(gat_scores).scores[setting.type][width_index(setting.width)];
+  const auto scores = 
+      GNN_DIST_KERNELS(gat_scores).types[setting.type].scores[width_index(setting.width)];
   for_each_range(num_src, 512, [&](int64_t begin, int64_t end) {
     scores(call, begin, end, score.data_ptr(), state.data_ptr());
   });

@@ -86,10 +86,13 @@ struct AttentionKernels {
   AttentionPass passes[kNumFloatTypes][kNumWidths][kNumPasses];
 };
 
+// The inner products of rows of x with one or two vectors (heads, width).
+struct ScoresOfWidth {
+  void (*scores[kNumWidths])(const AttentionCall&, int64_t row_begin, int64_t row_end,
+                             void* far_score, void* state);
+};
 struct GatScoreKernels {
-  // The inner products of rows of x with one or two vectors (heads, width).
-  void (*scores[kNumFloatTypes][kNumWidths])(const AttentionCall&, int64_t row_begin, int64_t row_end,
-                                void* far_score, void* state);
+  ScoresOfWidth types[kNumFloatTypes];
 };
 
 GNN_DIST_DECLARE_TABLES(AttentionKernels, gat)

@@ -7,8 +7,9 @@ namespace gnn_dist {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
 
-// The finalizer of SplitMix64: a bijective mix of 64 bits.
-static inline __attribute__((always_inline)) uint64_t mix(uint64_t z) {
+// The finalizer of SplitMix64: a bijective mix of 64 bits. Word is uint64_t or a vector of it.
+template <class Word>
+static inline __attribute__((always_inline)) Word mix(Word z) {
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
   return z ^ (z >> 31);

@@ -49,6 +49,10 @@ struct Lanes {
         period(lanes > W ? lanes : W),
         size(kBatch * lanes > W ? kBatch * lanes : W) {}
 
+  // Where a pattern is at j.
+  GNN_DIST_INLINE int64_t place(int64_t j) const {
+    return lanes <= 16 ? j & (period - 1) : j % period;
+  }
   // to[i] = from[i % lanes] for a whole period.
   GNN_DIST_INLINE void repeat(const A* from, A* to) const {
     for (int64_t i = 0; i < period; i += lanes) copy(from, to + i);
@@ -77,7 +81,11 @@ struct Lanes {
     for (int i = 0; i < W; ++i) at[i] = i ^ kStep;
     return __builtin_shuffle(value, at);
   }
-  // Sums of a period, folded.
+  // Adds a vector at j to sums of a period, leaving out entries that a batch of `count` lacks.
+  GNN_DIST_INLINE void add(A* sums, int64_t j, int64_t count, vec<A, W> value) const {
+    A* to = sums + place(j);
+    store_plain<A, W>(to, load_plain<A, W>(to) + only(value, j, count));
+  }
   GNN_DIST_INLINE void fold_sums(A* sums) const {
     for (int64_t i = 0; i < period; i += W) {
       const auto sum = fold(load_plain<A, W>(sums + i), [](auto a, auto b) { return a + b; });
@@ -105,14 +113,15 @@ constexpr A infinity = static_cast<A>(__builtin_inf());
 template <class A>
 struct Online {
   static constexpr int W = full_width<A>;
-  A *largest, *total;  // a period each, side by side
+  A *largest, *total;  // a period each
 
-  GNN_DIST_INLINE void clear(const Lanes<A>& lanes) {
+  GNN_DIST_INLINE void clear(const Lanes<A>& lanes) const {
     fill(largest, lanes.period, -infinity<A>);
     fill(total, lanes.period, A{0});
   }
   // Turns a batch's scores into exp(score - largest); rows added up so far need `factor`.
-  GNN_DIST_INLINE void take(const Lanes<A>& lanes, int count, A* scores, A* factor) {
+  __attribute__((noinline)) void take(const Lanes<A>& lanes, int count, A* scores,
+                                      A* factor) const {
     const int64_t filled = count * lanes.lanes;
     fill(scores + filled, (filled + W - 1) / W * W - filled, -infinity<A>);
     for (int64_t first = 0; first < lanes.period; first += W) {
@@ -135,7 +144,8 @@ struct Online {
     }
   }
   // Goes on from another part of the row; `factor` is for this one, `other_factor` for that.
-  GNN_DIST_INLINE void merge(const Lanes<A>& lanes, Online other, A* factor, A* other_factor) {
+  __attribute__((noinline)) void merge(const Lanes<A>& lanes, Online other, A* factor,
+                                       A* other_factor) const {
     for (int64_t i = 0; i < lanes.period; i += W) {
       const auto mine = load_plain<A, W>(largest + i);
       const auto theirs = load_plain<A, W>(other.largest + i);
@@ -149,7 +159,7 @@ struct Online {
 
  private:
   GNN_DIST_INLINE void rescale(int64_t at, vec<A, W> most, vec<A, W> from, vec<A, W> more,
-                               A* factor) {
+                               A* factor) const {
     const auto scale = exponential<A, W>(load_plain<A, W>(largest + at) - from);
     store_plain<A, W>(factor + at, scale);
     store_plain<A, W>(largest + at, most);
@@ -162,14 +172,9 @@ GNN_DIST_INLINE A* state_of(const AttentionCall& call, int64_t row) {
   return static_cast<A*>(call.state) + row * call.fields * call.lanes;
 }
 
-template <class A>
-GNN_DIST_INLINE const A* far_state_of(const AttentionCall& call, int64_t column) {
-  return static_cast<const A*>(call.far_state) + column * call.fields * call.lanes;
-}
-
 // Writes a row's softmax to its state, and to `inverse` what exp(score - largest) is multiplied by.
 template <class A>
-GNN_DIST_INLINE void save_softmax(const AttentionCall& call, const Lanes<A>& lanes,
+__attribute__((noinline)) void save_softmax(const AttentionCall& call, const Lanes<A>& lanes,
                                   const Online<A>& online, int64_t row, A* inverse) {
   const bool is_empty = call.indptr[row] == call.indptr[row + 1];
   A* state = state_of<A>(call, row);
@@ -189,10 +194,82 @@ struct Batch {
   int64_t next;  // the entry after the last
 };
 
-// Rows of a matrix for each entry of a batch; a row of zeros for the entries that it lacks.
+// The softmax of rows as the backward needs it: of one row, repeated, or of each entry's.
+template <class A>
+struct Softmax {
+  const A *largest, *inverse, *inner;
+  bool by_entry;
+};
+
+// From scores, the inner products d of a gradient and a value, and masks m: what a value's gradient
+// is multiplied by, alpha m (into masks), and the gradient of the score, alpha (m d - inner) (into
+// scores).
+template <class A>
+__attribute__((noinline)) void score_gradients(const Lanes<A>& lanes, int64_t count,
+                                               const Softmax<A>& softmax, const A* dots, A* scores,
+                                               A* masks) {
+  constexpr int W = full_width<A>;
+  for (int64_t j = 0; j < count * lanes.lanes; j += W) {
+    const int64_t i = softmax.by_entry ? j : lanes.place(j);
+    const auto power =
+        exponential<A, W>(load_plain<A, W>(scores + j) - load_plain<A, W>(softmax.largest + i));
+    const auto alpha = power * load_plain<A, W>(softmax.inverse + i);
+    const auto mask = load_plain<A, W>(masks + j);
+    const auto part = mask * load_plain<A, W>(dots + j) - load_plain<A, W>(softmax.inner + i);
+    store_plain<A, W>(scores + j, alpha * part);
+    store_plain<A, W>(masks + j, alpha * mask);
+  }
+}
+
+// Asks for numbers per head, a row of `fields` times lanes for each column, of the entries after a
+// batch.
+template <class A>
+GNN_DIST_INLINE void prefetch_next_lanes(const AttentionCall& call, const void* data,
+                                         int64_t fields, const Batch& batch) {
+  const int64_t last = batch.next + kBatch < call.nnz ? batch.next + kBatch : call.nnz;
+  const int64_t num_bytes = fields * call.lanes * static_cast<int64_t>(sizeof(A));
+  for (int64_t entry = batch.next; entry < last; ++entry) {
+    prefetch_bytes(reinterpret_cast<const void*>(
+                       reinterpret_cast<uintptr_t>(data) +
+                       static_cast<uintptr_t>(call.indices[entry] * num_bytes)),
+                   num_bytes);
+  }
+}
+
+// The state of each entry's destination.
+template <class A>
+struct FarState {
+  A *const largest, *const inverse, *const inner, *const score;
+
+  FarState(const Lanes<A>& lanes, Carver& carver)
+      : largest(carver.take<A>(lanes.size)),
+        inverse(carver.take<A>(lanes.size)),
+        inner(carver.take<A>(lanes.size)),
+        score(carver.take<A>(lanes.size)) {}
+
+  GNN_DIST_INLINE void load(const AttentionCall& call, const Lanes<A>& lanes,
+                            const Batch& batch) const {
+    prefetch_next_lanes<A>(call, call.far_state, call.fields, batch);
+    for (int e = 0; e < batch.count; ++e) {
+      const A* from = static_cast<const A*>(call.far_state) +
+                      batch.column[e] * call.fields * lanes.lanes;
+      const int64_t j = e * lanes.lanes;
+      lanes.copy(from + gnn_dist::kLargest * lanes.lanes, largest + j);
+      lanes.copy(from + gnn_dist::kInverse * lanes.lanes, inverse + j);
+      lanes.copy(from + gnn_dist::kInner * lanes.lanes, inner + j);
+      if (call.fields > gnn_dist::kScore) lanes.copy(from + gnn_dist::kScore * lanes.lanes, score + j);
+    }
+  }
+  GNN_DIST_INLINE Softmax<A> softmax() const { return {largest, inverse, inner, true}; }
+};
+
+// Rows of a matrix for each entry of a batch, and of the eight entries after a full one, which are
+// asked for while the batch is worked on.
 template <class S>
 struct FarRows {
   const S* at[kBatch];
+  uintptr_t next[kBatch];
+
   GNN_DIST_INLINE FarRows(const AttentionCall& call, const gnn_dist::Matrix& matrix,
                           const Batch& batch) {
     for (int e = 0; e < kBatch; ++e) {
@@ -200,67 +277,77 @@ struct FarRows {
                   ? static_cast<const S*>(matrix.data) + batch.column[e] * matrix.stride
                   : static_cast<const S*>(call.zeros);
     }
+    // Not yet known to lie inside: addresses only.
+    const int64_t row_bytes = matrix.stride * static_cast<int64_t>(sizeof(S));
+    const int64_t last = call.nnz - 1;
+    for (int e = 0; e < kBatch; ++e) {
+      const int64_t entry = batch.next + e < last ? batch.next + e : last;
+      next[e] = reinterpret_cast<uintptr_t>(matrix.data) +
+                static_cast<uintptr_t>(call.indices[entry] * row_bytes);
+    }
+    if (batch.count == kBatch) return;
+    const int64_t num_bytes = call.heads * call.width * static_cast<int64_t>(sizeof(S));
+    for (int e = 0; e < kBatch; ++e) {
+      prefetch_bytes(reinterpret_cast<const void*>(next[e]), num_bytes);
+    }
+  }
+  // Asks for W elements of a next row: once for each cache line, or so.
+  template <int W>
+  GNN_DIST_INLINE void prefetch(int e, int64_t column) const {
+    constexpr int64_t kLine = 64 / sizeof(S);
+    if (W < kLine && column % kLine >= W) return;
+    __builtin_prefetch(
+        reinterpret_cast<const void*>(next[e] + static_cast<uintptr_t>(column) * sizeof(S)));
   }
 };
 
-GNN_DIST_INLINE void prefetch_row(const void* data, int64_t index, int64_t row_bytes,
-                                  int64_t num_bytes) {
-  // Not yet known to lie inside: an address only.
-  prefetch_bytes(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(data) +
-                                               static_cast<uintptr_t>(index * row_bytes)),
-                 num_bytes);
-}
-
-// Asks for the rows of the eight entries after the batch.
-template <class S>
-GNN_DIST_INLINE void prefetch_next(const AttentionCall& call, const gnn_dist::Matrix& matrix,
-                                   const Batch& batch) {
-  const int64_t last = batch.next + kBatch < call.nnz ? batch.next + kBatch : call.nnz;
-  for (int64_t entry = batch.next; entry < last; ++entry) {
-    prefetch_row(matrix.data, call.indices[entry], matrix.stride * sizeof(S),
-                 call.heads * call.width * static_cast<int64_t>(sizeof(S)));
-  }
-}
-
+// to[j] *= 0 where the entry's coefficient is dropped, else 1 / (1 - p). `halves` is of Lanes::size.
 template <class A>
-GNN_DIST_INLINE void prefetch_next_lanes(const AttentionCall& call, const void* data,
-                                         int64_t fields, const Batch& batch) {
-  const int64_t last = batch.next + kBatch < call.nnz ? batch.next + kBatch : call.nnz;
-  const int64_t num_bytes = fields * call.lanes * static_cast<int64_t>(sizeof(A));
-  for (int64_t entry = batch.next; entry < last; ++entry) {
-    prefetch_row(data, call.indices[entry], num_bytes, num_bytes);
-  }
-}
-
-// to[j] = 0 where the entry's coefficient is dropped, else 1 / (1 - p).
-template <class A>
-GNN_DIST_INLINE void draw_masks(const AttentionCall& call, const Batch& batch, uint64_t* words,
-                                A* to) {
+__attribute__((noinline)) void draw_drops(const AttentionCall& call, const Batch& batch,
+                                    uint32_t* halves, A* to) {
+  typedef vec<uint64_t, kBatch> Words;
   const gnn_dist::EdgeDrops& drops = call.drops;
-  const uint64_t own = static_cast<uint64_t>(drops.own_id[batch.row]);
-  uint64_t src[kBatch], dst[kBatch], row[kBatch];
+  const auto own = static_cast<uint64_t>(drops.own_id[batch.row]);
+  Words far, copy, position;
   for (int e = 0; e < kBatch; ++e) {
-    const uint64_t far = e < batch.count ? static_cast<uint64_t>(drops.far_id[batch.column[e]]) : 0;
-    src[e] = drops.own_is_dst ? far : own;
-    dst[e] = drops.own_is_dst ? own : far;
+    far[e] = e < batch.count ? static_cast<uint64_t>(drops.far_id[batch.column[e]]) : 0;
+    copy[e] = static_cast<uint64_t>(batch.copy[e]);
+    position[e] = static_cast<uint64_t>(e);
   }
-  for (int e = 0; e < kBatch; ++e) {
-    const uint64_t id = gnn_dist::edge_id(src[e], dst[e], static_cast<uint64_t>(batch.copy[e]));
-    row[e] = gnn_dist::row_key(drops.key, id);
-  }
-  // The halves of a word are the draws of two heads: as 32-bit numbers they lie in order.
-  const int64_t lanes = call.lanes, per_entry = lanes > 1 ? lanes / 2 : 1;
-  for (int64_t j = 0; 2 * j < call.heads; ++j) {
-    uint64_t drawn[kBatch];
-    for (int e = 0; e < kBatch; ++e) drawn[e] = gnn_dist::word(row[e], static_cast<uint64_t>(j));
-    for (int e = 0; e < kBatch; ++e) words[e * per_entry + j] = drawn[e];
+  using gnn_dist::kGolden;
+  using gnn_dist::mix;
+  // edge_id and row_key of draws.h, for eight entries.
+  const Words ends = drops.own_is_dst ? mix<Words>(far + kGolden) + own
+                                      : far + mix<uint64_t>(own + kGolden);
+  const Words row = mix<Words>(mix<Words>(mix<Words>(ends) + copy + kGolden) ^ drops.key);
+  // Word j of an entry serves heads 2 j and 2 j + 1: as 32-bit numbers, draws lie in our order.
+  const auto lanes = static_cast<uint64_t>(call.lanes), per_entry = lanes > 1 ? lanes / 2 : 1;
+  for (uint64_t i = 0; i < kBatch * per_entry; i += kBatch) {
+    const Words at = position + i;
+    Words from, j;
+    if (per_entry <= kBatch) {
+      const int shift = __builtin_ctzll(per_entry);
+      from = __builtin_shuffle(row, at >> shift);
+      j = at & (per_entry - 1);
+    } else {
+      const uint64_t e = i / per_entry;
+      from = Words{} + row[e];
+      j = at - e * per_entry;
+    }
+    const Words word = mix<Words>(from + (j + 1) * kGolden);
+    if (lanes > 1) {
+      __builtin_memcpy(halves + 2 * i, &word, sizeof word);
+    } else {
+      for (int e = 0; e < kBatch; ++e) halves[e] = static_cast<uint32_t>(word[e]);
+    }
   }
   const A scale = static_cast<A>(drops.scale);
-  for (int64_t i = 0; i < kBatch * lanes; ++i) {
-    const uint64_t word = words[lanes > 1 ? i / 2 : i];
-    const auto half = static_cast<uint32_t>(lanes > 1 && i % 2 != 0 ? word >> 32 : word);
-    to[i] = half >= drops.threshold ? scale : A{0};
-  }
+  for (uint64_t i = 0; i < kBatch * lanes; ++i) to[i] *= halves[i] >= drops.threshold ? scale : A{0};
+}
+
+template <class A>
+GNN_DIST_INLINE void drop(const AttentionCall& call, const Batch& batch, uint32_t* halves, A* to) {
+  if (call.drops.on) draw_drops<A>(call, batch, halves, to);
 }
 
 // Rows of heads, in vectors of W elements that lie inside one head.
@@ -312,65 +399,70 @@ struct Heads {
     });
   }
 
-  // out[j] = the inner product, over a head, of an entry's row and a packed row.
+  // out[j] = the sum over a head's columns of term(entry, column, position in a packed row).
   template <class Term>
-  GNN_DIST_INLINE void dots_of(int count, A* out, Term term) const {
+  GNN_DIST_INLINE void sums(int count, A* out, Term term) const {
     const int64_t total = count * lanes;
+    const int shift = __builtin_ctzll(static_cast<uint64_t>(lanes));
     for (int64_t j = 0; j < total; j += 8) {
-      int entry[8];
-      int64_t head[8];
-      for (int i = 0; i < 8; ++i) {
-        entry[i] = static_cast<int>((j + i) / lanes);
-        head[i] = (j + i) - entry[i] * lanes;
-      }
+      // Eight numbers of one entry, or of the heads of several.
+      const int64_t whole = lanes <= 8 ? 0 : j / lanes;
       vec<A, W> sum[8];
-      for (int i = 0; i < 8; ++i) sum[i] = vec<A, W>{};
-      for (int64_t v = 0; v < vectors; ++v) {
-        for (int i = 0; i < 8; ++i) {
-          // Lanes without a head repeat the last one.
-          const int64_t h = head[i] < heads ? head[i] : heads - 1;
-          sum[i] += term(entry[i], h * width + offset(v), h * packed + v * W);
-        }
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        const int64_t e = lanes <= 8 ? (j + i) >> shift : whole;
+        const int64_t lane = lanes <= 8 ? (j + i) & (lanes - 1) : j + i - whole * lanes;
+        // Lanes without a head repeat the last one.
+        const int64_t h = lane < heads ? lane : heads - 1;
+        int64_t column = h * width, at = h * packed;
+        sum[i] = vec<A, W>{};
+        for (int64_t v = 1; v < vectors; ++v, column += W, at += W) sum[i] += term(e, column, at);
+        sum[i] += term(e, h * width + last, at);
       }
       sums_of_eight(sum, out + j);
     }
   }
+  // The inner products of an entry's row and a packed row.
   GNN_DIST_INLINE void dots(const FarRows<S>& far, const A* own, int count, A* out) const {
-    dots_of(count, out, [&](int e, int64_t column, int64_t at) {
+    sums(count, out, [&](int64_t e, int64_t column, int64_t at) {
+      far.template prefetch<W>(e, column);
       return load<S, W>(far.at[e] + column) * load_plain<A, W>(own + at);
     });
   }
-  // The same with leaky_relu(far + own) and a packed factor.
+  // Those of leaky_relu(an entry's row + a packed row) and a packed factor.
   GNN_DIST_INLINE void leaky_dots(const FarRows<S>& far, const A* own, const A* factor, A slope,
                                   int count, A* out) const {
-    dots_of(count, out, [&](int e, int64_t column, int64_t at) {
+    sums(count, out, [&](int64_t e, int64_t column, int64_t at) {
+      far.template prefetch<W>(e, column);
       const auto z = load<S, W>(far.at[e] + column) + load_plain<A, W>(own + at);
       return load_plain<A, W>(factor + at) * (z * slope_of<A, W>(z, slope));
     });
   }
   // sums = factor * sums + the batch's rows, each head with its coefficient.
-  template <bool kScale>
+  template <bool kScale, bool kPrefetch>
   GNN_DIST_INLINE void add(const FarRows<S>& far, const A* coefficient, const A* factor, int count,
-                           A* sums) const {
+                           A* to) const {
     for (int64_t h = 0; h < heads; ++h) {
       const A* weight = coefficient + h;
-      for (int64_t v = 0; v < vectors; ++v) {
-        const int64_t column = h * width + offset(v);
-        A* to = sums + h * packed + v * W;
-        vec<A, W> even = load_plain<A, W>(to), odd{};
+      const auto one = [&](int64_t column, int64_t at) {
+        vec<A, W> even = load_plain<A, W>(to + at), odd{};
         if constexpr (kScale) even *= factor[h];
         if (count == kBatch) {
-          for (int e = 0; e < kBatch; e += 2) {
-            even += weight[e * lanes] * load<S, W>(far.at[e] + column);
-            odd += weight[(e + 1) * lanes] * load<S, W>(far.at[e + 1] + column);
+#pragma GCC unroll 8
+          for (int e = 0; e < kBatch; ++e) {
+            if constexpr (kPrefetch) far.template prefetch<W>(e, column);
+            (e % 2 == 0 ? even : odd) += weight[e * lanes] * load<S, W>(far.at[e] + column);
           }
         } else {
           for (int e = 0; e < count; ++e) {
             even += weight[e * lanes] * load<S, W>(far.at[e] + column);
           }
         }
-        store_plain<A, W>(to, even + odd);
-      }
+        store_plain<A, W>(to + at, even + odd);
+      };
+      int64_t column = h * width, at = h * packed;
+      for (int64_t v = 1; v < vectors; ++v, column += W, at += W) one(column, at);
+      one(h * width + last, at);
     }
   }
 
@@ -413,6 +505,36 @@ struct Heads {
     }
   }
 };
+
+// Goes on from another part of a row, a block of softmax and sums.
+template <class A, class Heads>
+__attribute__((noinline)) void merge_softmax(const Lanes<A>& lanes, const Heads& heads,
+                                             const Online<A>& online, A* sums, const A* block,
+                                             A* factor, A* other_factor) {
+  auto* part = const_cast<A*>(block);
+  online.merge(lanes, Online<A>{part, part + lanes.period}, factor, other_factor);
+  const A* more = block + 2 * lanes.period;
+  for (int64_t h = 0; h < heads.heads; ++h) {
+    for (int64_t i = h * heads.packed; i < (h + 1) * heads.packed; ++i) {
+      sums[i] = sums[i] * factor[h] + more[i] * other_factor[h];
+    }
+  }
+}
+
+// Writes factor * sums to a row of out.
+template <class A, class S, int W>
+GNN_DIST_INLINE void save_scaled(const AttentionCall& call, const Heads<S, W>& heads, int64_t row,
+                                 A* sums, const A* factor) {
+  heads.each([&](int64_t at, int64_t, int64_t h) {
+    store_plain<A, W>(sums + at, load_plain<A, W>(sums + at) * factor[h]);
+  });
+  heads.unpack(sums, static_cast<S*>(call.out.data) + row * call.out.stride);
+}
+
+template <class A>
+GNN_DIST_INLINE void add_to(A* to, const A* from, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
 
 // Takes the entries [begin, end) of a row, batch by batch. Not inlined: it is most of the code.
 template <class Pass>

@@ -18,20 +18,43 @@ using gnn_dist::kInverse;
 using gnn_dist::kLargest;
 using gnn_dist::kScore;
 
+// scores = leaky_relu(scores + own), and the slope of each.
+template <class A>
+__attribute__((noinline)) void leaky_scores(const AttentionCall& call, const Lanes<A>& lanes,
+                                            int64_t count, const A* own, A* scores, A* slopes) {
+  constexpr int V = full_width<A>;
+  const A negative_slope = static_cast<A>(call.slope);
+  for (int64_t j = 0; j < count * lanes.lanes; j += V) {
+    const auto z = load_plain<A, V>(scores + j) + load_plain<A, V>(own + lanes.place(j));
+    const auto slope = slope_of<A, V>(z, negative_slope);
+    store_plain<A, V>(slopes + j, slope);
+    store_plain<A, V>(scores + j, z * slope);
+  }
+}
+
+template <class A>
+GNN_DIST_INLINE void load_scores(const AttentionCall& call, const Lanes<A>& lanes,
+                                 const Batch& batch, A* scores) {
+  prefetch_next_lanes<A>(call, call.far_score, 1, batch);
+  const A* far = static_cast<const A*>(call.far_score);
+  for (int e = 0; e < batch.count; ++e) {
+    lanes.copy(far + batch.column[e] * lanes.lanes, scores + e * lanes.lanes);
+  }
+}
+
 // Reads far x and far_score, the score in state; writes out and the rest of state.
 template <class S, int W>
 struct GatForward {
   using A = accumulate_t<S>;
-  static constexpr int V = full_width<A>;
   const AttentionCall& call;
   const Lanes<A> lanes;
   const Heads<S, W> heads;
   const int64_t block_size, slot_size = 0;
   A* const block;
-  Online<A> online;
+  const Online<A> online;
   A* const sums;
-  A *const own, *const scores, *const mask, *const factor, *const other_factor;
-  uint64_t* const words;
+  A *const own, *const scores, *const slopes, *const factor, *const other_factor;
+  uint32_t* const halves;
 
   GatForward(const AttentionCall& c, Carver& carver)
       : call(c),
@@ -43,57 +66,38 @@ struct GatForward {
         sums(block + 2 * lanes.period),
         own(carver.take<A>(lanes.period)),
         scores(carver.take<A>(lanes.size)),
-        mask(carver.take<A>(lanes.size)),
+        slopes(carver.take<A>(lanes.size)),
         factor(carver.take<A>(lanes.period)),
         other_factor(carver.take<A>(lanes.period)),
-        words(carver.take<uint64_t>(lanes.size)) {}
+        halves(carver.take<uint32_t>(lanes.size)) {}
 
-  GNN_DIST_INLINE void clear() {
+  GNN_DIST_INLINE void clear() const {
     online.clear(lanes);
     fill(sums, heads.size(), A{0});
   }
-  GNN_DIST_INLINE void open(int64_t row) {
+  GNN_DIST_INLINE void open(int64_t row) const {
     lanes.repeat(state_of<A>(call, row) + kScore * lanes.lanes, own);
   }
-  GNN_DIST_INLINE void take(const Batch& batch) {
-    prefetch_next<S>(call, call.far, batch);
-    prefetch_next_lanes<A>(call, call.far_score, 1, batch);
-    const auto* far_score = static_cast<const A*>(call.far_score);
-    for (int e = 0; e < batch.count; ++e) {
-      lanes.copy(far_score + batch.column[e] * lanes.lanes, scores + e * lanes.lanes);
-    }
-    const A slope = static_cast<A>(call.slope);
-    for (int64_t j = 0; j < batch.count * lanes.lanes; j += V) {
-      const auto z = load_plain<A, V>(scores + j) + load_plain<A, V>(own + j % lanes.period);
-      store_plain<A, V>(scores + j, z * slope_of<A, V>(z, slope));
-    }
+  GNN_DIST_INLINE void take(const Batch& batch) const {
+    load_scores(call, lanes, batch, scores);
+    leaky_scores(call, lanes, batch.count, own, scores, slopes);
     online.take(lanes, batch.count, scores, factor);
-    if (call.drops.on) {
-      draw_masks<A>(call, batch, words, mask);
-      for (int64_t j = 0; j < batch.count * lanes.lanes; ++j) scores[j] *= mask[j];
-    }
-    heads.template add<true>(FarRows<S>(call, call.far, batch), scores, factor, batch.count, sums);
+    drop(call, batch, halves, scores);
+    heads.template add<true, true>(FarRows<S>(call, call.far, batch), scores, factor, batch.count,
+                                   sums);
   }
-  GNN_DIST_INLINE void merge(const A* other) {
-    auto* part = const_cast<A*>(other);
-    online.merge(lanes, Online<A>{part, part + lanes.period}, factor, other_factor);
-    const A* more = other + 2 * lanes.period;
-    heads.each([&](int64_t at, int64_t, int64_t h) {
-      store_plain<A, W>(sums + at, load_plain<A, W>(sums + at) * factor[h] +
-                                       load_plain<A, W>(more + at) * other_factor[h]);
-    });
+  GNN_DIST_INLINE void merge(const A* other) const {
+    merge_softmax(lanes, heads, online, sums, other, factor, other_factor);
   }
-  GNN_DIST_INLINE void finish(int64_t row, A*) {
+  GNN_DIST_INLINE void finish(int64_t row, A*) const {
     save_softmax(call, lanes, online, row, factor);
-    heads.each([&](int64_t at, int64_t, int64_t h) {
-      store_plain<A, W>(sums + at, load_plain<A, W>(sums + at) * factor[h]);
-    });
-    heads.unpack(sums, static_cast<S*>(call.out.data) + row * call.out.stride);
+    save_scaled(call, heads, row, sums, factor);
   }
   void collect(const A*, A*, A*) const {}
 };
 
-// Reads far x and far_score, state, grad; writes own_grad = grad a_dst, the inner product in state.
+// Reads far x and far_score, state, grad; writes own_grad = grad a_dst, and to state the inner
+// product.
 template <class S, int W>
 struct GatBackwardRows {
   using A = accumulate_t<S>;
@@ -104,8 +108,9 @@ struct GatBackwardRows {
   const int64_t block_size, slot_size = 0;
   A* const block;
   A *const inner, *const steep, *const steep_inner;  // sums of alpha m d, s alpha, s alpha m d
-  A *const own, *const largest, *const inverse, *const grad, *const scores, *const dots, *const mask;
-  uint64_t* const words;
+  A *const own, *const largest, *const inverse, *const grad;
+  A *const scores, *const slopes, *const dots;
+  uint32_t* const halves;
 
   GatBackwardRows(const AttentionCall& c, Carver& carver)
       : call(c),
@@ -121,47 +126,43 @@ struct GatBackwardRows {
         inverse(carver.take<A>(lanes.period)),
         grad(carver.take<A>(heads.size())),
         scores(carver.take<A>(lanes.size)),
+        slopes(carver.take<A>(lanes.size)),
         dots(carver.take<A>(lanes.size)),
-        mask(carver.take<A>(lanes.size)),
-        words(carver.take<uint64_t>(lanes.size)) {}
+        halves(carver.take<uint32_t>(lanes.size)) {}
 
-  GNN_DIST_INLINE void clear() { fill(block, block_size, A{0}); }
-  GNN_DIST_INLINE void open(int64_t row) {
+  GNN_DIST_INLINE void clear() const { fill(block, block_size, A{0}); }
+  GNN_DIST_INLINE void open(int64_t row) const {
     const A* state = state_of<A>(call, row);
     lanes.repeat(state + kScore * lanes.lanes, own);
     lanes.repeat(state + kLargest * lanes.lanes, largest);
     lanes.repeat(state + kInverse * lanes.lanes, inverse);
     heads.pack_factor(static_cast<const S*>(call.grad.data) + row * call.grad.stride, grad);
   }
-  GNN_DIST_INLINE void take(const Batch& batch) {
-    prefetch_next<S>(call, call.far, batch);
-    prefetch_next_lanes<A>(call, call.far_score, 1, batch);
-    const auto* far_score = static_cast<const A*>(call.far_score);
-    for (int e = 0; e < batch.count; ++e) {
-      lanes.copy(far_score + batch.column[e] * lanes.lanes, scores + e * lanes.lanes);
-    }
+  GNN_DIST_INLINE void take(const Batch& batch) const {
+    load_scores(call, lanes, batch, scores);
+    leaky_scores(call, lanes, batch.count, own, scores, slopes);
     heads.dots(FarRows<S>(call, call.far, batch), grad, batch.count, dots);
-    if (call.drops.on) {
-      draw_masks<A>(call, batch, words, mask);
-      for (int64_t j = 0; j < batch.count * lanes.lanes; ++j) dots[j] *= mask[j];
-    }
-    const A negative_slope = static_cast<A>(call.slope);
-    for (int64_t j = 0; j < batch.count * lanes.lanes; j += V) {
-      const int64_t i = j % lanes.period;
-      const auto z = load_plain<A, V>(scores + j) + load_plain<A, V>(own + i);
-      const auto slope = slope_of<A, V>(z, negative_slope);
-      const auto power = exponential<A, V>(z * slope - load_plain<A, V>(largest + i));
-      const auto alpha = lanes.only(power * load_plain<A, V>(inverse + i), j, batch.count);
-      const auto part = lanes.only(alpha * load_plain<A, V>(dots + j), j, batch.count);
-      add(inner + i, part);
-      add(steep + i, slope * alpha);
-      add(steep_inner + i, slope * part);
+    drop(call, batch, halves, dots);
+    add_up(lanes, batch.count, Softmax<A>{largest, inverse, nullptr, false}, scores, slopes, dots,
+           block);
+  }
+  static __attribute__((noinline)) void add_up(const Lanes<A>& lanes, int64_t count,
+                                               const Softmax<A>& softmax, const A* scores,
+                                               const A* slopes, const A* dots, A* sums) {
+    for (int64_t j = 0; j < count * lanes.lanes; j += V) {
+      const int64_t i = lanes.place(j);
+      const auto from = load_plain<A, V>(softmax.largest + i);
+      const auto power = exponential<A, V>(load_plain<A, V>(scores + j) - from);
+      const auto alpha = power * load_plain<A, V>(softmax.inverse + i);
+      const auto slope = load_plain<A, V>(slopes + j);
+      const auto part = alpha * load_plain<A, V>(dots + j);
+      lanes.add(sums, j, count, part);
+      lanes.add(sums + lanes.period, j, count, slope * alpha);
+      lanes.add(sums + 2 * lanes.period, j, count, slope * part);
     }
   }
-  GNN_DIST_INLINE void merge(const A* other) {
-    for (int64_t i = 0; i < block_size; ++i) block[i] += other[i];
-  }
-  GNN_DIST_INLINE void finish(int64_t row, A*) {
+  GNN_DIST_INLINE void merge(const A* other) const { add_to(block, other, block_size); }
+  GNN_DIST_INLINE void finish(int64_t row, A*) const {
     for (int64_t i = 0; i < block_size; i += lanes.period) lanes.fold_sums(block + i);
     A* state = state_of<A>(call, row);
     A* own_grad = static_cast<A*>(call.own_grad) + row * lanes.lanes;
@@ -171,16 +172,11 @@ struct GatBackwardRows {
     }
   }
   void collect(const A*, A*, A*) const {}
-
- private:
-  static GNN_DIST_INLINE void add(A* to, vec<A, V> value) {
-    store_plain<A, V>(to, load_plain<A, V>(to) + value);
-  }
 };
 
 // By columns: own x, own_score = a_src and, of the first num_dst, own_grad = grad a_dst; far
-// gradients and far_state of destinations. Writes out = grad x. Slots hold the
-// gradients of att_src and att_dst.
+// gradients and far_state of destinations. Writes out = grad x. Slots hold the gradients of att_src
+// and att_dst.
 template <class S, int W>
 struct GatBackwardColumns {
   using A = accumulate_t<S>;
@@ -192,9 +188,9 @@ struct GatBackwardColumns {
   A* const block;
   A *const score_grad, *const sums;
   A *const own, *const x, *const att_src, *const att_dst;
-  A *const far_dst, *const far_largest, *const far_inverse, *const far_inner;
-  A *const dots, *const mask;
-  uint64_t* const words;
+  const FarState<A> state;
+  A *const slopes, *const dots, *const masks;
+  uint32_t* const halves;
 
   GatBackwardColumns(const AttentionCall& c, Carver& carver)
       : call(c),
@@ -209,60 +205,38 @@ struct GatBackwardColumns {
         x(carver.take<A>(heads.size())),
         att_src(carver.take<A>(heads.size())),
         att_dst(carver.take<A>(heads.size())),
-        far_dst(carver.take<A>(lanes.size)),
-        far_largest(carver.take<A>(lanes.size)),
-        far_inverse(carver.take<A>(lanes.size)),
-        far_inner(carver.take<A>(lanes.size)),
+        state(lanes, carver),
+        slopes(carver.take<A>(lanes.size)),
         dots(carver.take<A>(lanes.size)),
-        mask(carver.take<A>(lanes.size)),
-        words(carver.take<uint64_t>(lanes.size)) {
+        masks(carver.take<A>(lanes.size)),
+        halves(carver.take<uint32_t>(lanes.size)) {
     if (block == nullptr) return;
     heads.pack(static_cast<const A*>(call.attention), att_src);
     heads.pack(static_cast<const A*>(call.attention_second), att_dst);
   }
 
-  GNN_DIST_INLINE void clear() { fill(block, block_size, A{0}); }
-  GNN_DIST_INLINE void open(int64_t row) {
+  GNN_DIST_INLINE void clear() const { fill(block, block_size, A{0}); }
+  GNN_DIST_INLINE void open(int64_t row) const {
     lanes.repeat(static_cast<const A*>(call.own_score) + row * lanes.lanes, own);
     heads.pack_factor(static_cast<const S*>(call.own.data) + row * call.own.stride, x);
   }
-  GNN_DIST_INLINE void take(const Batch& batch) {
-    prefetch_next<S>(call, call.far, batch);
-    prefetch_next_lanes<A>(call, call.far_state, call.fields, batch);
-    for (int e = 0; e < batch.count; ++e) {
-      const A* state = far_state_of<A>(call, batch.column[e]);
-      const int64_t j = e * lanes.lanes;
-      lanes.copy(state + kScore * lanes.lanes, far_dst + j);
-      lanes.copy(state + kLargest * lanes.lanes, far_largest + j);
-      lanes.copy(state + kInverse * lanes.lanes, far_inverse + j);
-      lanes.copy(state + kInner * lanes.lanes, far_inner + j);
-    }
+  GNN_DIST_INLINE void take(const Batch& batch) const {
+    state.load(call, lanes, batch);
+    A* scores = state.score;
+    leaky_scores(call, lanes, batch.count, own, scores, slopes);
     const FarRows<S> grad(call, call.far, batch);
     heads.dots(grad, x, batch.count, dots);
-    if (call.drops.on) {
-      draw_masks<A>(call, batch, words, mask);
-    } else {
-      fill(mask, lanes.size, A{1});
-    }
-    const A negative_slope = static_cast<A>(call.slope);
+    fill(masks, lanes.size, A{1});
+    drop(call, batch, halves, masks);
+    score_gradients(lanes, batch.count, state.softmax(), dots, scores, masks);
     for (int64_t j = 0; j < batch.count * lanes.lanes; j += V) {
-      const int64_t i = j % lanes.period;
-      const auto z = load_plain<A, V>(own + i) + load_plain<A, V>(far_dst + j);
-      const auto slope = slope_of<A, V>(z, negative_slope);
-      const auto power = exponential<A, V>(z * slope - load_plain<A, V>(far_largest + j));
-      const auto alpha = power * load_plain<A, V>(far_inverse + j);
-      const auto kept = load_plain<A, V>(mask + j);
-      const auto part = kept * load_plain<A, V>(dots + j) - load_plain<A, V>(far_inner + j);
-      const auto change = lanes.only(slope * alpha * part, j, batch.count);
-      store_plain<A, V>(score_grad + i, load_plain<A, V>(score_grad + i) + change);
-      store_plain<A, V>(mask + j, alpha * kept);
+      const auto change = load_plain<A, V>(slopes + j) * load_plain<A, V>(scores + j);
+      lanes.add(score_grad, j, batch.count, change);
     }
-    heads.template add<false>(grad, mask, nullptr, batch.count, sums);
+    heads.template add<false, false>(grad, masks, nullptr, batch.count, sums);
   }
-  GNN_DIST_INLINE void merge(const A* other) {
-    for (int64_t i = 0; i < block_size; ++i) block[i] += other[i];
-  }
-  GNN_DIST_INLINE void finish(int64_t row, A* slot) {
+  GNN_DIST_INLINE void merge(const A* other) const { add_to(block, other, block_size); }
+  GNN_DIST_INLINE void finish(int64_t row, A* slot) const {
     lanes.fold_sums(score_grad);
     A* slot_dst = slot + heads.size();
     const A* dst_grad = row < call.num_dst
@@ -291,7 +265,6 @@ template <class S, int W>
 void scores(const AttentionCall& call, int64_t row_begin, int64_t row_end, void* far_score,
             void* state) {
   using A = accumulate_t<S>;
-  const Heads<S, W> heads(call);
   const auto product = [&](const void* factor, int64_t row, A* to) {
     const S* x = static_cast<const S*>(call.own.data) + row * call.own.stride;
     const A* with = static_cast<const A*>(factor);
@@ -302,29 +275,30 @@ void scores(const AttentionCall& call, int64_t row_begin, int64_t row_end, void*
       for (const int64_t end = f + call.width; f + W <= end; f += W) {
         sum += load<S, W>(x + f) * load_plain<A, W>(with + f);
       }
-      A rest = horizontal_sum<A, W>(sum);
-      for (; f < (h + 1) * call.width; ++f) rest += load<S, 1>(x + f) * with[f];
-      to[h] = rest;
+      A total = horizontal_sum<A, W>(sum);
+      for (; f < (h + 1) * call.width; ++f) total += load<S, 1>(x + f) * with[f];
+      to[h] = total;
     }
   };
   for (int64_t row = row_begin; row < row_end; ++row) {
     product(call.attention, row, static_cast<A*>(far_score) + row * call.lanes);
     if (row >= call.num_dst) continue;
-    A* own = static_cast<A*>(state) + (row * call.fields + gnn_dist::kScore) * call.lanes;
+    A* own = static_cast<A*>(state) + (row * call.fields + kScore) * call.lanes;
     product(call.attention_second, row, own);
   }
 }
+
+template <class S>
+constexpr gnn_dist::ScoresOfWidth scores_of_width = {
+    {scores<S, fitting_width<S, 1>>, scores<S, fitting_width<S, 2>>, scores<S, fitting_width<S, 4>>,
+     scores<S, fitting_width<S, 8>>, scores<S, fitting_width<S, 16>>}};
 
 }  // namespace GNN_DIST_ISA
 
 namespace gnn_dist {
 using namespace GNN_DIST_ISA;
-
 GNN_DIST_TABLE(AttentionKernels, gat) = {GNN_DIST_ATTENTION_PASSES(Gat)};
-
-#define GNN_DIST_SCORES(S)                                                                  \
-  {scores<S, fitting_width<S, 1>>, scores<S, fitting_width<S, 2>>, scores<S, fitting_width<S, 4>>, \
-   scores<S, fitting_width<S, 8>>, scores<S, fitting_width<S, 16>>}
 GNN_DIST_TABLE(GatScoreKernels, gat_scores) = {
-    {GNN_DIST_SCORES(float), GNN_DIST_SCORES(double), GNN_DIST_SCORES(bf16), GNN_DIST_SCORES(f16)}};
+    {scores_of_width<float>, scores_of_width<double>, scores_of_width<bf16>,
+     scores_of_width<f16>}};
 }  // namespace gnn_dist
