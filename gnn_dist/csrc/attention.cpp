@@ -1,154 +1,11 @@
-// Attention operators: argument checks, and the sharing of rows among threads.
+// Attention operators: argument checks.
 #include "attention.h"
 
-#include <atomic>
-#include <memory>
-#include <new>
-
-#include "parallel.h"
-#include "schedule.h"
+#include "attention_run.h"
 
 namespace gnn_dist {
 
 namespace {
-
-constexpr int64_t kAlignment = 64;
-
-// Memory of whole cache lines, or nothing where there is none left.
-class Scratch {
- public:
-  explicit Scratch(int64_t num_bytes)
-      : memory_(new (std::nothrow) char[static_cast<size_t>(num_bytes + kAlignment)]) {}
-  void* data() const {
-    if (memory_ == nullptr) return nullptr;
-    const auto at = reinterpret_cast<uintptr_t>(memory_.get());
-    return reinterpret_cast<void*>((at + kAlignment - 1) / kAlignment * kAlignment);
-  }
-
- private:
-  std::unique_ptr<char[]> memory_;
-};
-
-// Runs one pass, and puts sums over all rows into first and second, where it has any.
-void run(const AttentionPass& pass, const AttentionCall& call, const RowCuts& cuts,
-         void* first = nullptr, void* second = nullptr) {
-  const int64_t scratch_bytes = pass.scratch_bytes(call), block_bytes = pass.block_bytes(call);
-  const int64_t slot_bytes = pass.slot_bytes(call);
-  const int64_t num_pieces = cuts.num_pieces();
-  const int64_t num_slots = cuts.num_ranges() + cuts.num_hubs();
-  const std::unique_ptr<char[]> blocks(new char[num_pieces * block_bytes + 1]);
-  const std::unique_ptr<char[]> slots(new char[(num_slots + 1) * slot_bytes + 1]());
-  std::atomic<bool> valid{true}, has_memory{true};
-  const auto with_scratch = [&](const auto& work) {
-    const Scratch scratch(scratch_bytes);
-    if (scratch.data() == nullptr) {
-      has_memory.store(false, std::memory_order_relaxed);
-    } else if (!work(scratch.data())) {
-      valid.store(false, std::memory_order_relaxed);
-    }
-  };
-  // Pieces first: they are the longest tasks.
-  for_each_task(num_pieces + cuts.num_ranges(), [&](int64_t task) {
-    with_scratch([&](void* scratch) {
-      if (task < num_pieces) {
-        const RowPiece& piece = cuts.pieces[task];
-        return pass.piece(call, piece.row, piece.begin, piece.end, scratch,
-                          blocks.get() + task * block_bytes);
-      }
-      const int64_t range = task - num_pieces;
-      return pass.rows(call, cuts.row_ptr[range], cuts.row_ptr[range + 1], scratch,
-                       slots.get() + range * slot_bytes);
-    });
-  });
-  for_each_task(cuts.num_hubs(), [&](int64_t hub) {
-    with_scratch([&](void* scratch) {
-      const int64_t piece = cuts.hub_ptr[hub];
-      pass.finish(call, cuts.pieces[piece].row, scratch, blocks.get() + piece * block_bytes,
-                  cuts.hub_ptr[hub + 1] - piece, slots.get() + (cuts.num_ranges() + hub) * slot_bytes);
-      return true;
-    });
-  });
-  if (!has_memory) throw std::bad_alloc();
-  if (!valid) throw_bad_structure(call.num_cols);
-  // One more slot than there are tasks: without rows, sums are zero.
-  pass.collect(call, slots.get(), num_slots + 1, first, second);
-}
-
-int64_t padded_heads(int64_t heads) {
-  if (heads > 16) return (heads + 15) / 16 * 16;
-  int64_t lanes = 1;
-  while (lanes < heads) lanes *= 2;
-  return lanes;
-}
-
-int width_index(int64_t width) {
-  int index = 0;
-  while (index + 1 < kNumWidths && (int64_t{2} << index) <= width) ++index;
-  return index;
-}
-
-// What all operators share: the structure, the form of the rows, and the dropout of coefficients.
-struct Setting {
-  CsrView csr;
-  ScalarType dtype;
-  FloatType type;
-  int64_t heads, width;
-  std::unique_ptr<char[]> zeros;
-
-  Setting(const Tensor& indptr, const Tensor& indices, const Tensor& attention_like, int64_t h,
-          const char* name)
-      : csr(csr_view(indptr, indices)),
-        dtype(attention_like.scalar_type()),
-        type(float_type(dtype, name)),
-        heads(h) {
-    check(attention_like.dim() == 2, name, " must have two dimensions, got ", attention_like.dim());
-    const int64_t columns = attention_like.size(1);
-    check(heads > 0 && columns % heads == 0, "the heads must divide the columns of ", name, ", ",
-          columns, ", got ", heads);
-    width = columns / heads;
-    zeros.reset(new char[static_cast<size_t>(8 * (columns + padded_heads(heads)))]());
-  }
-  AttentionCall call(const CsrView& walked, int64_t num_cols, double slope, double scale) const {
-    AttentionCall out{};
-    out.indptr = walked.indptr;
-    out.indices = walked.indices;
-    out.nnz = walked.nnz;
-    out.num_cols = num_cols;
-    out.heads = heads;
-    out.lanes = padded_heads(heads);
-    out.width = width;
-    out.zeros = zeros.get();
-    out.slope = slope;
-    out.scale = scale;
-    return out;
-  }
-  Matrix rows(const Tensor& tensor, int64_t num_rows, const char* name) const {
-    const RowsView view = rows_view(tensor, name);
-    check(view.dtype == dtype, name, " must be ", torch::headeronly::toString(dtype), ", got ",
-          torch::headeronly::toString(view.dtype));
-    check(view.num_rows == num_rows && view.width == heads * width, name, " must be of shape (",
-          num_rows, ", ", heads * width, "), got (", view.num_rows, ", ", view.width, ")");
-    return {view.data, view.stride};
-  }
-  // A contiguous tensor of the accumulation dtype.
-  void* numbers(const Tensor& tensor, std::vector<int64_t> shape, const char* name) const {
-    check_dtype(tensor, accumulate_dtype(dtype), name);
-    bool fits = tensor.is_contiguous() && tensor.dim() == static_cast<int64_t>(shape.size());
-    for (size_t i = 0; fits && i < shape.size(); ++i) fits = tensor.size(i) == shape[i];
-    std::string wanted;
-    for (const int64_t size : shape) wanted += (wanted.empty() ? "" : ", ") + std::to_string(size);
-    check(fits, name, " must be contiguous of shape (", wanted, ")");
-    return tensor.data_ptr();
-  }
-  Tensor new_numbers(const Tensor& like, int64_t rows, int64_t columns) const {
-    const Tensor out =
-        torch::stable::new_empty(like, {rows, columns}, accumulate_dtype(dtype));
-    advise_huge_pages(out.data_ptr(),
-                      rows * columns * static_cast<int64_t>(out.element_size()));
-    return out;
-  }
-  bool is_empty() const { return heads * width == 0; }
-};
 
 // What the schemas call drop_key, drop_below, keep_scale, src_id and dst_id.
 struct Drops {
@@ -211,8 +68,11 @@ std::tuple<Tensor, Tensor, Tensor> gat(Tensor indptr, Tensor indices, Tensor x, 
   call.state = state.data_ptr();
   call.fields = kGatFields;
   call.num_dst = num_dst;
-  call.drops = Drops{drop_key, drop_below, keep_scale, src_id, dst_id}.edges(setting, num_src, true);
-  if (setting.is_empty()) return {out, torch::stable::fill_(score, 0.0), torch::stable::fill_(state, 0.0)};
+  const Drops drops{drop_key, drop_below, keep_scale, src_id, dst_id};
+  call.drops = drops.edges(setting, num_src, true);
+  if (setting.is_empty()) {
+    return {out, torch::stable::fill_(score, 0.0), torch::stable::fill_(state, 0.0)};
+  }
   const auto scores = 
       GNN_DIST_KERNELS(gat_scores).types[setting.type].scores[width_index(setting.width)];
   for_each_range(num_src, 512, [&](int64_t begin, int64_t end) {
@@ -265,23 +125,164 @@ std::tuple<Tensor, Tensor, Tensor> gat_grad(Tensor indptr, Tensor indices, Tenso
   return {grad_x, grad_src, grad_dst};
 }
 
+std::tuple<Tensor, Tensor> gatv2(Tensor indptr, Tensor indices, Tensor x_src, Tensor x_dst,
+                                 Tensor att, double slope, int64_t drop_key, int64_t drop_below,
+                                 double keep_scale, OptionalTensor src_id, OptionalTensor dst_id) {
+  check(att.dim() == 2, "att must have two dimensions, got ", att.dim());
+  const Setting setting(indptr, indices, x_src, att.size(0), "x_src");
+  const int64_t num_src = x_src.size(0), num_dst = setting.csr.num_rows;
+  AttentionCall call = setting.call(setting.csr, num_src, slope, 1.0);
+  const Tensor out = new_rows(x_src, num_dst, x_src.size(1));
+  const Tensor state = setting.new_numbers(x_src, num_dst, kFields * call.lanes);
+  call.far = setting.rows(x_src, num_src, "x_src");
+  call.own = setting.rows(x_dst, num_dst, "x_dst");
+  call.attention = setting.numbers(att, {setting.heads, setting.width}, "att");
+  call.out = setting.rows(out, num_dst, "out");
+  call.state = state.data_ptr();
+  call.fields = kFields;
+  const Drops drops{drop_key, drop_below, keep_scale, src_id, dst_id};
+  call.drops = drops.edges(setting, num_src, true);
+  if (setting.is_empty()) return {out, torch::stable::fill_(state, 0.0)};
+  run(pass_of(GNN_DIST_KERNELS(gatv2), setting, kForward), call, RowCuts(setting.csr));
+  return {out, state};
+}
+
+std::tuple<Tensor, Tensor, Tensor> gatv2_grad(Tensor indptr, Tensor indices, Tensor t_indptr,
+                                              Tensor t_indices, Tensor x_src, Tensor x_dst,
+                                              Tensor att, Tensor state, Tensor out, Tensor grad,
+                                              double slope, int64_t drop_key, int64_t drop_below,
+                                              double keep_scale, OptionalTensor src_id,
+                                              OptionalTensor dst_id) {
+  check(att.dim() == 2, "att must have two dimensions, got ", att.dim());
+  const Setting setting(indptr, indices, x_src, att.size(0), "x_src");
+  const CsrView transposed = csr_view(t_indptr, t_indices);
+  const int64_t num_src = x_src.size(0), num_dst = setting.csr.num_rows;
+  check_transposed(setting.csr, transposed, num_src);
+  const Drops drops{drop_key, drop_below, keep_scale, src_id, dst_id};
+  AttentionCall by_rows = setting.call(setting.csr, num_src, slope, 1.0);
+  AttentionCall by_columns = setting.call(transposed, num_dst, slope, 1.0);
+  const Tensor grad_src = new_rows(x_src, num_src, x_src.size(1));
+  const Tensor grad_dst = new_rows(x_src, num_dst, x_src.size(1));
+  const Tensor grad_att = torch::stable::new_zeros(att, {setting.heads, setting.width});
+  if (setting.is_empty()) return {grad_src, grad_dst, grad_att};
+  const Tensor whole = torch::stable::clone(state);
+  by_rows.far = by_columns.own = setting.rows(x_src, num_src, "x_src");
+  by_rows.own = by_columns.far_key = setting.rows(x_dst, num_dst, "x_dst");
+  by_rows.grad = by_columns.far = setting.rows(grad, num_dst, "grad");
+  by_rows.result = setting.rows(out, num_dst, "out");
+  by_rows.out = setting.rows(grad_dst, num_dst, "grad_dst");
+  by_columns.out = setting.rows(grad_src, num_src, "grad_src");
+  by_rows.attention = by_columns.attention =
+      setting.numbers(att, {setting.heads, setting.width}, "att");
+  by_rows.state = setting.numbers(whole, {num_dst, kFields * by_rows.lanes}, "state");
+  by_columns.far_state = by_rows.state;
+  by_rows.fields = by_columns.fields = kFields;
+  by_rows.drops = drops.edges(setting, num_src, true);
+  by_columns.drops = drops.edges(setting, num_src, false);
+  const AttentionKernels& kernels = GNN_DIST_KERNELS(gatv2);
+  run(pass_of(kernels, setting, kBackwardRows), by_rows, RowCuts(setting.csr),
+      grad_att.data_ptr());
+  run(pass_of(kernels, setting, kBackwardColumns), by_columns, RowCuts(transposed));
+  return {grad_src, grad_dst, grad_att};
+}
+
+std::tuple<Tensor, Tensor> dot_attention(Tensor indptr, Tensor indices, Tensor query, Tensor key,
+                                         Tensor value, int64_t heads, double scale,
+                                         int64_t drop_key, int64_t drop_below, double keep_scale,
+                                         OptionalTensor src_id, OptionalTensor dst_id) {
+  const Setting setting(indptr, indices, value, heads, "value");
+  const int64_t num_src = value.size(0), num_dst = setting.csr.num_rows;
+  AttentionCall call = setting.call(setting.csr, num_src, 0.0, scale);
+  const Tensor out = new_rows(value, num_dst, value.size(1));
+  const Tensor state = setting.new_numbers(value, num_dst, kFields * call.lanes);
+  call.far = setting.rows(value, num_src, "value");
+  call.far_key = setting.rows(key, num_src, "key");
+  call.own = setting.rows(query, num_dst, "query");
+  call.out = setting.rows(out, num_dst, "out");
+  call.state = state.data_ptr();
+  call.fields = kFields;
+  const Drops drops{drop_key, drop_below, keep_scale, src_id, dst_id};
+  call.drops = drops.edges(setting, num_src, true);
+  if (setting.is_empty()) return {out, torch::stable::fill_(state, 0.0)};
+  run(pass_of(GNN_DIST_KERNELS(dot_attention), setting, kForward), call, RowCuts(setting.csr));
+  return {out, state};
+}
+
+std::tuple<Tensor, Tensor, Tensor> dot_attention_grad(
+    Tensor indptr, Tensor indices, Tensor t_indptr, Tensor t_indices, Tensor query, Tensor key,
+    Tensor value, Tensor state, Tensor out, Tensor grad, int64_t heads, double scale,
+    int64_t drop_key, int64_t drop_below, double keep_scale, OptionalTensor src_id,
+    OptionalTensor dst_id) {
+  const Setting setting(indptr, indices, value, heads, "value");
+  const CsrView transposed = csr_view(t_indptr, t_indices);
+  const int64_t num_src = value.size(0), num_dst = setting.csr.num_rows;
+  check_transposed(setting.csr, transposed, num_src);
+  const Drops drops{drop_key, drop_below, keep_scale, src_id, dst_id};
+  AttentionCall by_rows = setting.call(setting.csr, num_src, 0.0, scale);
+  AttentionCall by_columns = setting.call(transposed, num_dst, 0.0, scale);
+  const Tensor grad_query = new_rows(query, num_dst, value.size(1));
+  const Tensor grad_key = new_rows(key, num_src, value.size(1));
+  const Tensor grad_value = new_rows(value, num_src, value.size(1));
+  if (setting.is_empty()) return {grad_query, grad_key, grad_value};
+  const Tensor whole = torch::stable::clone(state);
+  by_rows.far = by_columns.own = setting.rows(value, num_src, "value");
+  by_rows.far_key = by_columns.own_key = setting.rows(key, num_src, "key");
+  by_rows.own = by_columns.far_key = setting.rows(query, num_dst, "query");
+  by_rows.grad = by_columns.far = setting.rows(grad, num_dst, "grad");
+  by_rows.result = setting.rows(out, num_dst, "out");
+  by_rows.out = setting.rows(grad_query, num_dst, "grad_query");
+  by_columns.out = setting.rows(grad_value, num_src, "grad_value");
+  by_columns.out_second = setting.rows(grad_key, num_src, "grad_key");
+  by_rows.state = setting.numbers(whole, {num_dst, kFields * by_rows.lanes}, "state");
+  by_columns.far_state = by_rows.state;
+  by_rows.fields = by_columns.fields = kFields;
+  by_rows.drops = drops.edges(setting, num_src, true);
+  by_columns.drops = drops.edges(setting, num_src, false);
+  const AttentionKernels& kernels = GNN_DIST_KERNELS(dot_attention);
+  run(pass_of(kernels, setting, kBackwardRows), by_rows, RowCuts(setting.csr));
+  run(pass_of(kernels, setting, kBackwardColumns), by_columns, RowCuts(transposed));
+  return {grad_query, grad_key, grad_value};
+}
+
 }  // namespace
 
 }  // namespace gnn_dist
 
+// Dropout of coefficients: dropped where a draw lies below drop_below, out of 2^32; the others are
+// scaled.
+#define GNN_DIST_DROPS                                                              \
+  "int drop_key=0, int drop_below=0, float keep_scale=1.0, Tensor? src_id=None, " \
+  "Tensor? dst_id=None"
+
 STABLE_TORCH_LIBRARY_FRAGMENT(gnn_dist, m) {
   m.def(
-      "gat(Tensor indptr, Tensor indices, Tensor x, Tensor att_src, Tensor att_dst, float slope, "
-      "int drop_key=0, int drop_below=0, float keep_scale=1.0, Tensor? src_id=None, "
-      "Tensor? dst_id=None) -> (Tensor, Tensor, Tensor)");
+      "gat(Tensor indptr, Tensor indices, Tensor x, Tensor att_src, Tensor att_dst, "
+      "float slope, " GNN_DIST_DROPS ") -> (Tensor, Tensor, Tensor)");
   m.def(
       "gat_grad(Tensor indptr, Tensor indices, Tensor t_indptr, Tensor t_indices, Tensor x, "
-      "Tensor att_src, Tensor att_dst, Tensor score, Tensor state, Tensor grad, float slope, "
-      "int drop_key=0, int drop_below=0, float keep_scale=1.0, Tensor? src_id=None, "
-      "Tensor? dst_id=None) -> (Tensor, Tensor, Tensor)");
+      "Tensor att_src, Tensor att_dst, Tensor score, Tensor state, Tensor grad, "
+      "float slope, " GNN_DIST_DROPS ") -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "gatv2(Tensor indptr, Tensor indices, Tensor x_src, Tensor x_dst, Tensor att, "
+      "float slope, " GNN_DIST_DROPS ") -> (Tensor, Tensor)");
+  m.def(
+      "gatv2_grad(Tensor indptr, Tensor indices, Tensor t_indptr, Tensor t_indices, "
+      "Tensor x_src, Tensor x_dst, Tensor att, Tensor state, Tensor out, Tensor grad, "
+      "float slope, " GNN_DIST_DROPS ") -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "dot_attention(Tensor indptr, Tensor indices, Tensor query, Tensor key, Tensor value, "
+      "int heads, float scale, " GNN_DIST_DROPS ") -> (Tensor, Tensor)");
+  m.def(
+      "dot_attention_grad(Tensor indptr, Tensor indices, Tensor t_indptr, Tensor t_indices, "
+      "Tensor query, Tensor key, Tensor value, Tensor state, Tensor out, Tensor grad, "
+      "int heads, float scale, " GNN_DIST_DROPS ") -> (Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_dist, CPU, m) {
   m.impl("gat", TORCH_BOX(&gnn_dist::gat));
   m.impl("gat_grad", TORCH_BOX(&gnn_dist::gat_grad));
+  m.impl("gatv2", TORCH_BOX(&gnn_dist::gatv2));
+  m.impl("gatv2_grad", TORCH_BOX(&gnn_dist::gatv2_grad));
+  m.impl("dot_attention", TORCH_BOX(&gnn_dist::dot_attention));
+  m.impl("dot_attention_grad", TORCH_BOX(&gnn_dist::dot_attention_grad));
 }

@@ -37,12 +37,12 @@ struct AttentionCall {
   int64_t heads;
   int64_t lanes;
   int64_t width;      // columns of a head
-  const void* zeros;  // a row of zeros, of `heads * width` elements
+  const void* zeros;  // as many as lanes
   double slope;       // of the leaky ReLU for negative values
   double scale;       // of the dot product
   EdgeDrops drops;
   // Of storage type. What each pass reads and writes is said in hot/.
-  Matrix far, far_key, own, own_key, grad, out, out_second;
+  Matrix far, far_key, own, own_key, grad, result, out, out_second;
   // Of accumulation type, contiguous.
   const void *attention, *attention_second;  // (heads, width)
   const void* far_score;                     // (columns, lanes)
@@ -86,6 +86,14 @@ struct AttentionKernels {
   AttentionPass passes[kNumFloatTypes][kNumWidths][kNumPasses];
 };
 
+// Entries' inner products alone.
+struct SddmmOfType {
+  AttentionPass widths[kNumWidths];
+};
+struct SddmmKernels {
+  SddmmOfType types[kNumFloatTypes];
+};
+
 // The inner products of rows of x with one or two vectors (heads, width).
 struct ScoresOfWidth {
   void (*scores[kNumWidths])(const AttentionCall&, int64_t row_begin, int64_t row_end,
@@ -99,5 +107,6 @@ GNN_DIST_DECLARE_TABLES(AttentionKernels, gat)
 GNN_DIST_DECLARE_TABLES(AttentionKernels, gatv2)
 GNN_DIST_DECLARE_TABLES(AttentionKernels, dot_attention)
 GNN_DIST_DECLARE_TABLES(GatScoreKernels, gat_scores)
+GNN_DIST_DECLARE_TABLES(SddmmKernels, sddmm_loops)
 
 }  // namespace gnn_dist

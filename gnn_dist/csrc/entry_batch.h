@@ -7,10 +7,16 @@
 // In a factor of an inner product the overlap is zero, lest its columns count twice.
 #pragma once
 
+// No vector is passed to a function that is not inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
 #include "attention.h"
 #include "draws.h"
 #include "exp.h"
 #include "simd.h"
+
+// What is called once a batch or a row is not inlined: it would make most of the code.
+#define GNN_DIST_NOINLINE __attribute__((noinline))
 
 namespace GNN_DIST_ISA {
 
@@ -43,9 +49,10 @@ struct Lanes {
   int64_t period;  // of a pattern that repeats with the heads: lanes, at least a vector
   int64_t size;    // room for a batch
 
-  explicit Lanes(const AttentionCall& call)
-      : heads(call.heads),
-        lanes(call.lanes),
+  explicit Lanes(const AttentionCall& call) : Lanes(call.heads, call.lanes) {}
+  Lanes(int64_t num_heads, int64_t num_lanes)
+      : heads(num_heads),
+        lanes(num_lanes),
         period(lanes > W ? lanes : W),
         size(kBatch * lanes > W ? kBatch * lanes : W) {}
 
@@ -54,7 +61,7 @@ struct Lanes {
     return lanes <= 16 ? j & (period - 1) : j % period;
   }
   // to[i] = from[i % lanes] for a whole period.
-  GNN_DIST_INLINE void repeat(const A* from, A* to) const {
+  GNN_DIST_NOINLINE void repeat(const A* from, A* to) const {
     for (int64_t i = 0; i < period; i += lanes) copy(from, to + i);
   }
   GNN_DIST_INLINE void copy(const A* from, A* to) const {
@@ -86,7 +93,7 @@ struct Lanes {
     A* to = sums + place(j);
     store_plain<A, W>(to, load_plain<A, W>(to) + only(value, j, count));
   }
-  GNN_DIST_INLINE void fold_sums(A* sums) const {
+  GNN_DIST_NOINLINE void fold_sums(A* sums) const {
     for (int64_t i = 0; i < period; i += W) {
       const auto sum = fold(load_plain<A, W>(sums + i), [](auto a, auto b) { return a + b; });
       store_plain<A, W>(sums + i, sum);
@@ -115,12 +122,12 @@ struct Online {
   static constexpr int W = full_width<A>;
   A *largest, *total;  // a period each
 
-  GNN_DIST_INLINE void clear(const Lanes<A>& lanes) const {
+  GNN_DIST_NOINLINE void clear(const Lanes<A>& lanes) const {
     fill(largest, lanes.period, -infinity<A>);
     fill(total, lanes.period, A{0});
   }
   // Turns a batch's scores into exp(score - largest); rows added up so far need `factor`.
-  __attribute__((noinline)) void take(const Lanes<A>& lanes, int count, A* scores,
+  GNN_DIST_NOINLINE void take(const Lanes<A>& lanes, int count, A* scores,
                                       A* factor) const {
     const int64_t filled = count * lanes.lanes;
     fill(scores + filled, (filled + W - 1) / W * W - filled, -infinity<A>);
@@ -144,7 +151,7 @@ struct Online {
     }
   }
   // Goes on from another part of the row; `factor` is for this one, `other_factor` for that.
-  __attribute__((noinline)) void merge(const Lanes<A>& lanes, Online other, A* factor,
+  GNN_DIST_NOINLINE void merge(const Lanes<A>& lanes, Online other, A* factor,
                                        A* other_factor) const {
     for (int64_t i = 0; i < lanes.period; i += W) {
       const auto mine = load_plain<A, W>(largest + i);
@@ -174,7 +181,7 @@ GNN_DIST_INLINE A* state_of(const AttentionCall& call, int64_t row) {
 
 // Writes a row's softmax to its state, and to `inverse` what exp(score - largest) is multiplied by.
 template <class A>
-__attribute__((noinline)) void save_softmax(const AttentionCall& call, const Lanes<A>& lanes,
+GNN_DIST_NOINLINE void save_softmax(const AttentionCall& call, const Lanes<A>& lanes,
                                   const Online<A>& online, int64_t row, A* inverse) {
   const bool is_empty = call.indptr[row] == call.indptr[row + 1];
   A* state = state_of<A>(call, row);
@@ -185,7 +192,7 @@ __attribute__((noinline)) void save_softmax(const AttentionCall& call, const Lan
   }
 }
 
-// Entries that are worked on together.
+// Entries that are worked on together. What it lacks of eight stands at column 0.
 struct Batch {
   int count;
   int32_t column[kBatch];
@@ -205,7 +212,7 @@ struct Softmax {
 // is multiplied by, alpha m (into masks), and the gradient of the score, alpha (m d - inner) (into
 // scores).
 template <class A>
-__attribute__((noinline)) void score_gradients(const Lanes<A>& lanes, int64_t count,
+GNN_DIST_NOINLINE void score_gradients(const Lanes<A>& lanes, int64_t count,
                                                const Softmax<A>& softmax, const A* dots, A* scores,
                                                A* masks) {
   constexpr int W = full_width<A>;
@@ -247,7 +254,7 @@ struct FarState {
         inner(carver.take<A>(lanes.size)),
         score(carver.take<A>(lanes.size)) {}
 
-  GNN_DIST_INLINE void load(const AttentionCall& call, const Lanes<A>& lanes,
+  GNN_DIST_NOINLINE void load(const AttentionCall& call, const Lanes<A>& lanes,
                             const Batch& batch) const {
     prefetch_next_lanes<A>(call, call.far_state, call.fields, batch);
     for (int e = 0; e < batch.count; ++e) {
@@ -257,7 +264,8 @@ struct FarState {
       lanes.copy(from + gnn_dist::kLargest * lanes.lanes, largest + j);
       lanes.copy(from + gnn_dist::kInverse * lanes.lanes, inverse + j);
       lanes.copy(from + gnn_dist::kInner * lanes.lanes, inner + j);
-      if (call.fields > gnn_dist::kScore) lanes.copy(from + gnn_dist::kScore * lanes.lanes, score + j);
+      if (call.fields <= gnn_dist::kScore) continue;
+      lanes.copy(from + gnn_dist::kScore * lanes.lanes, score + j);
     }
   }
   GNN_DIST_INLINE Softmax<A> softmax() const { return {largest, inverse, inner, true}; }
@@ -273,9 +281,7 @@ struct FarRows {
   GNN_DIST_INLINE FarRows(const AttentionCall& call, const gnn_dist::Matrix& matrix,
                           const Batch& batch) {
     for (int e = 0; e < kBatch; ++e) {
-      at[e] = e < batch.count
-                  ? static_cast<const S*>(matrix.data) + batch.column[e] * matrix.stride
-                  : static_cast<const S*>(call.zeros);
+      at[e] = static_cast<const S*>(matrix.data) + batch.column[e] * matrix.stride;
     }
     // Not yet known to lie inside: addresses only.
     const int64_t row_bytes = matrix.stride * static_cast<int64_t>(sizeof(S));
@@ -301,19 +307,20 @@ struct FarRows {
   }
 };
 
-// to[j] *= 0 where the entry's coefficient is dropped, else 1 / (1 - p). `halves` is of Lanes::size.
+// to[j] *= 0 where the entry's coefficient is dropped, else 1 / (1 - p). `halves` has room for
+// Lanes::size.
 template <class A>
-__attribute__((noinline)) void draw_drops(const AttentionCall& call, const Batch& batch,
+GNN_DIST_NOINLINE void draw_drops(const AttentionCall& call, const Batch& batch,
                                     uint32_t* halves, A* to) {
   typedef vec<uint64_t, kBatch> Words;
   const gnn_dist::EdgeDrops& drops = call.drops;
   const auto own = static_cast<uint64_t>(drops.own_id[batch.row]);
   Words far, copy, position;
-  for (int e = 0; e < kBatch; ++e) {
-    far[e] = e < batch.count ? static_cast<uint64_t>(drops.far_id[batch.column[e]]) : 0;
-    copy[e] = static_cast<uint64_t>(batch.copy[e]);
-    position[e] = static_cast<uint64_t>(e);
-  }
+  uint64_t ids[kBatch];
+  for (int e = 0; e < kBatch; ++e) ids[e] = static_cast<uint64_t>(drops.far_id[batch.column[e]]);
+  __builtin_memcpy(&far, ids, sizeof far);
+  __builtin_memcpy(&copy, batch.copy, sizeof copy);
+  for (int e = 0; e < kBatch; ++e) position[e] = static_cast<uint64_t>(e);
   using gnn_dist::kGolden;
   using gnn_dist::mix;
   // edge_id and row_key of draws.h, for eight entries.
@@ -342,7 +349,9 @@ __attribute__((noinline)) void draw_drops(const AttentionCall& call, const Batch
     }
   }
   const A scale = static_cast<A>(drops.scale);
-  for (uint64_t i = 0; i < kBatch * lanes; ++i) to[i] *= halves[i] >= drops.threshold ? scale : A{0};
+  for (uint64_t i = 0; i < kBatch * lanes; ++i) {
+    to[i] *= halves[i] >= drops.threshold ? scale : A{0};
+  }
 }
 
 template <class A>
@@ -370,6 +379,13 @@ struct Heads {
   int64_t size() const { return heads * packed; }
   GNN_DIST_INLINE int64_t offset(int64_t v) const { return v + 1 < vectors ? v * W : last; }
 
+  // Calls f(column of a plain row, position in a packed row) for each vector of a head.
+  template <class F>
+  GNN_DIST_INLINE void vectors_of(int64_t head, F f) const {
+    int64_t column = head * width, at = head * packed;
+    for (int64_t v = 1; v < vectors; ++v, column += W, at += W) f(column, at);
+    f(head * width + last, at);
+  }
   // Calls f(position in a packed row, column of a plain row, head). The last vector of a head comes
   // first: where it overlaps, the one before is stored over it.
   template <class F>
@@ -379,21 +395,21 @@ struct Heads {
     }
   }
   template <class From>
-  GNN_DIST_INLINE void pack(const From* from, A* to) const {
+  GNN_DIST_NOINLINE void pack(const From* from, A* to) const {
     each([&](int64_t at, int64_t column, int64_t) {
       store_plain<A, W>(to + at, load<From, W>(from + column));
     });
   }
   // For a factor of inner products.
   template <class From>
-  GNN_DIST_INLINE void pack_factor(const From* from, A* to) const {
+  GNN_DIST_NOINLINE void pack_factor(const From* from, A* to) const {
     pack(from, to);
     const int64_t overlap = packed - width;
     if (overlap == 0) return;
     for (int64_t h = 0; h < heads; ++h) fill(to + (h + 1) * packed - W, overlap, A{0});
   }
   template <class To>
-  GNN_DIST_INLINE void unpack(const A* from, To* to) const {
+  GNN_DIST_NOINLINE void unpack(const A* from, To* to) const {
     each([&](int64_t at, int64_t column, int64_t) {
       store<To, W>(to + column, load_plain<A, W>(from + at));
     });
@@ -414,34 +430,67 @@ struct Heads {
         const int64_t lane = lanes <= 8 ? (j + i) & (lanes - 1) : j + i - whole * lanes;
         // Lanes without a head repeat the last one.
         const int64_t h = lane < heads ? lane : heads - 1;
-        int64_t column = h * width, at = h * packed;
         sum[i] = vec<A, W>{};
-        for (int64_t v = 1; v < vectors; ++v, column += W, at += W) sum[i] += term(e, column, at);
-        sum[i] += term(e, h * width + last, at);
+        vectors_of(h, [&](int64_t column, int64_t at) { sum[i] += term(e, column, at); });
       }
       sums_of_eight(sum, out + j);
     }
   }
-  // The inner products of an entry's row and a packed row.
-  GNN_DIST_INLINE void dots(const FarRows<S>& far, const A* own, int count, A* out) const {
+  // The inner products of an entry's row and a packed row. Asks for the next rows.
+  GNN_DIST_NOINLINE void dots(const FarRows<S>& far, const A* own, int count, A* out) const {
     sums(count, out, [&](int64_t e, int64_t column, int64_t at) {
       far.template prefetch<W>(e, column);
       return load<S, W>(far.at[e] + column) * load_plain<A, W>(own + at);
     });
   }
   // Those of leaky_relu(an entry's row + a packed row) and a packed factor.
-  GNN_DIST_INLINE void leaky_dots(const FarRows<S>& far, const A* own, const A* factor, A slope,
-                                  int count, A* out) const {
+  GNN_DIST_NOINLINE void leaky_dots(const FarRows<S>& far, const A* own, const A* factor, A slope,
+                                    int count, A* out) const {
     sums(count, out, [&](int64_t e, int64_t column, int64_t at) {
       far.template prefetch<W>(e, column);
       const auto z = load<S, W>(far.at[e] + column) + load_plain<A, W>(own + at);
       return load_plain<A, W>(factor + at) * (z * slope_of<A, W>(z, slope));
     });
   }
+  // With z = an entry's row + a packed row and s its slope: adds coefficient * s to `steep` and,
+  // where kTwo, coefficient * s * z to `leaky`.
+  template <bool kTwo>
+  GNN_DIST_NOINLINE void leaky_add(const FarRows<S>& far, const A* own, const A* coefficient,
+                                   A slope, int count, A* steep, A* leaky) const {
+    for (int64_t h = 0; h < heads; ++h) {
+      const A* weight = coefficient + h;
+      const auto one = [&](int64_t column, int64_t at) {
+        const auto mine = load_plain<A, W>(own + at);
+        auto first = load_plain<A, W>(steep + at);
+        auto second = kTwo ? load_plain<A, W>(leaky + at) : vec<A, W>{};
+        for (int e = 0; e < count; ++e) {
+          const auto z = load<S, W>(far.at[e] + column) + mine;
+          const auto part = weight[e * lanes] * slope_of<A, W>(z, slope);
+          first += part;
+          if constexpr (kTwo) second += part * z;
+        }
+        store_plain<A, W>(steep + at, first);
+        if constexpr (kTwo) store_plain<A, W>(leaky + at, second);
+      };
+      vectors_of(h, one);
+    }
+  }
+  // to[lane] = the inner product, over each head, of a plain row and a packed factor.
+  template <class From>
+  GNN_DIST_NOINLINE void inner(const From* from, const A* factor, A* to) const {
+    fill(to, lanes, A{0});
+    for (int64_t h = 0; h < heads; ++h) {
+      auto sum = vec<A, W>{};
+      vectors_of(h, [&](int64_t column, int64_t at) {
+        sum += load<From, W>(from + column) * load_plain<A, W>(factor + at);
+      });
+      to[h] = horizontal_sum<A, W>(sum);
+    }
+  }
   // sums = factor * sums + the batch's rows, each head with its coefficient.
   template <bool kScale, bool kPrefetch>
-  GNN_DIST_INLINE void add(const FarRows<S>& far, const A* coefficient, const A* factor, int count,
-                           A* to) const {
+  GNN_DIST_NOINLINE void add(const FarRows<S>& far, const A* coefficient, const A* factor,
+                             int count, A* to) const {
     for (int64_t h = 0; h < heads; ++h) {
       const A* weight = coefficient + h;
       const auto one = [&](int64_t column, int64_t at) {
@@ -460,9 +509,7 @@ struct Heads {
         }
         store_plain<A, W>(to + at, even + odd);
       };
-      int64_t column = h * width, at = h * packed;
-      for (int64_t v = 1; v < vectors; ++v, column += W, at += W) one(column, at);
-      one(h * width + last, at);
+      vectors_of(h, one);
     }
   }
 
@@ -506,9 +553,36 @@ struct Heads {
   }
 };
 
+// A row's gradient as a packed factor, and its softmax.
+template <class A>
+struct RowGradient {
+  A *const factor, *const largest, *const inverse, *const inner;
+
+  RowGradient(const Lanes<A>& lanes, int64_t size, Carver& carver)
+      : factor(carver.take<A>(size)),
+        largest(carver.take<A>(lanes.period)),
+        inverse(carver.take<A>(lanes.period)),
+        inner(carver.take<A>(lanes.period)) {}
+
+  template <class S, int W>
+  GNN_DIST_INLINE void load(const AttentionCall& call, const Lanes<A>& lanes,
+                            const Heads<S, W>& heads, int64_t row) const {
+    heads.pack_factor(static_cast<const S*>(call.grad.data) + row * call.grad.stride, factor);
+    const A* state = state_of<A>(call, row);
+    lanes.repeat(state + gnn_dist::kLargest * lanes.lanes, largest);
+    lanes.repeat(state + gnn_dist::kInverse * lanes.lanes, inverse);
+    heads.inner(static_cast<const S*>(call.result.data) + row * call.result.stride, factor, inner);
+    for (int64_t i = lanes.lanes; i < lanes.period; ++i) inner[i] = inner[i - lanes.lanes];
+  }
+  GNN_DIST_INLINE void save(const AttentionCall& call, const Lanes<A>& lanes, int64_t row) const {
+    lanes.copy(inner, state_of<A>(call, row) + gnn_dist::kInner * lanes.lanes);
+  }
+  GNN_DIST_INLINE Softmax<A> softmax() const { return {largest, inverse, inner, false}; }
+};
+
 // Goes on from another part of a row, a block of softmax and sums.
 template <class A, class Heads>
-__attribute__((noinline)) void merge_softmax(const Lanes<A>& lanes, const Heads& heads,
+GNN_DIST_NOINLINE void merge_softmax(const Lanes<A>& lanes, const Heads& heads,
                                              const Online<A>& online, A* sums, const A* block,
                                              A* factor, A* other_factor) {
   auto* part = const_cast<A*>(block);
@@ -538,7 +612,7 @@ GNN_DIST_INLINE void add_to(A* to, const A* from, int64_t count) {
 
 // Takes the entries [begin, end) of a row, batch by batch. Not inlined: it is most of the code.
 template <class Pass>
-__attribute__((noinline)) bool walk(const AttentionCall& call, Pass& pass, int64_t row, int64_t begin,
+GNN_DIST_NOINLINE bool walk(const AttentionCall& call, Pass& pass, int64_t row, int64_t begin,
                           int64_t end) {
   const auto num_cols = static_cast<uint64_t>(call.num_cols);
   Batch batch;

@@ -20,7 +20,7 @@ using gnn_dist::kScore;
 
 // scores = leaky_relu(scores + own), and the slope of each.
 template <class A>
-__attribute__((noinline)) void leaky_scores(const AttentionCall& call, const Lanes<A>& lanes,
+GNN_DIST_NOINLINE void leaky_scores(const AttentionCall& call, const Lanes<A>& lanes,
                                             int64_t count, const A* own, A* scores, A* slopes) {
   constexpr int V = full_width<A>;
   const A negative_slope = static_cast<A>(call.slope);
@@ -71,11 +71,11 @@ struct GatForward {
         other_factor(carver.take<A>(lanes.period)),
         halves(carver.take<uint32_t>(lanes.size)) {}
 
-  GNN_DIST_INLINE void clear() const {
+  GNN_DIST_NOINLINE void clear() const {
     online.clear(lanes);
     fill(sums, heads.size(), A{0});
   }
-  GNN_DIST_INLINE void open(int64_t row) const {
+  GNN_DIST_NOINLINE void open(int64_t row) const {
     lanes.repeat(state_of<A>(call, row) + kScore * lanes.lanes, own);
   }
   GNN_DIST_INLINE void take(const Batch& batch) const {
@@ -86,10 +86,10 @@ struct GatForward {
     heads.template add<true, true>(FarRows<S>(call, call.far, batch), scores, factor, batch.count,
                                    sums);
   }
-  GNN_DIST_INLINE void merge(const A* other) const {
+  GNN_DIST_NOINLINE void merge(const A* other) const {
     merge_softmax(lanes, heads, online, sums, other, factor, other_factor);
   }
-  GNN_DIST_INLINE void finish(int64_t row, A*) const {
+  GNN_DIST_NOINLINE void finish(int64_t row, A*) const {
     save_softmax(call, lanes, online, row, factor);
     save_scaled(call, heads, row, sums, factor);
   }
@@ -130,8 +130,8 @@ struct GatBackwardRows {
         dots(carver.take<A>(lanes.size)),
         halves(carver.take<uint32_t>(lanes.size)) {}
 
-  GNN_DIST_INLINE void clear() const { fill(block, block_size, A{0}); }
-  GNN_DIST_INLINE void open(int64_t row) const {
+  GNN_DIST_NOINLINE void clear() const { fill(block, block_size, A{0}); }
+  GNN_DIST_NOINLINE void open(int64_t row) const {
     const A* state = state_of<A>(call, row);
     lanes.repeat(state + kScore * lanes.lanes, own);
     lanes.repeat(state + kLargest * lanes.lanes, largest);
@@ -146,7 +146,7 @@ struct GatBackwardRows {
     add_up(lanes, batch.count, Softmax<A>{largest, inverse, nullptr, false}, scores, slopes, dots,
            block);
   }
-  static __attribute__((noinline)) void add_up(const Lanes<A>& lanes, int64_t count,
+  static GNN_DIST_NOINLINE void add_up(const Lanes<A>& lanes, int64_t count,
                                                const Softmax<A>& softmax, const A* scores,
                                                const A* slopes, const A* dots, A* sums) {
     for (int64_t j = 0; j < count * lanes.lanes; j += V) {
@@ -161,8 +161,8 @@ struct GatBackwardRows {
       lanes.add(sums + 2 * lanes.period, j, count, slope * part);
     }
   }
-  GNN_DIST_INLINE void merge(const A* other) const { add_to(block, other, block_size); }
-  GNN_DIST_INLINE void finish(int64_t row, A*) const {
+  GNN_DIST_NOINLINE void merge(const A* other) const { add_to(block, other, block_size); }
+  GNN_DIST_NOINLINE void finish(int64_t row, A*) const {
     for (int64_t i = 0; i < block_size; i += lanes.period) lanes.fold_sums(block + i);
     A* state = state_of<A>(call, row);
     A* own_grad = static_cast<A*>(call.own_grad) + row * lanes.lanes;
@@ -215,8 +215,8 @@ struct GatBackwardColumns {
     heads.pack(static_cast<const A*>(call.attention_second), att_dst);
   }
 
-  GNN_DIST_INLINE void clear() const { fill(block, block_size, A{0}); }
-  GNN_DIST_INLINE void open(int64_t row) const {
+  GNN_DIST_NOINLINE void clear() const { fill(block, block_size, A{0}); }
+  GNN_DIST_NOINLINE void open(int64_t row) const {
     lanes.repeat(static_cast<const A*>(call.own_score) + row * lanes.lanes, own);
     heads.pack_factor(static_cast<const S*>(call.own.data) + row * call.own.stride, x);
   }
@@ -235,8 +235,8 @@ struct GatBackwardColumns {
     }
     heads.template add<false, false>(grad, masks, nullptr, batch.count, sums);
   }
-  GNN_DIST_INLINE void merge(const A* other) const { add_to(block, other, block_size); }
-  GNN_DIST_INLINE void finish(int64_t row, A* slot) const {
+  GNN_DIST_NOINLINE void merge(const A* other) const { add_to(block, other, block_size); }
+  GNN_DIST_NOINLINE void finish(int64_t row, A* slot) const {
     lanes.fold_sums(score_grad);
     A* slot_dst = slot + heads.size();
     const A* dst_grad = row < call.num_dst
