@@ -39,10 +39,12 @@ EXTRAS = {
 
 CSRC = Path("gnn_dist/csrc")
 # PyTorch's stable ABI: one build serves every PyTorch from this version on, and every Python.
-TORCH_TARGET_VERSION = "0x020a000000000000"  # 2.10
+TORCH_TARGET_VERSION = "0x020b000000000000"  # 2.11
 COMPILE_ARGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # GCC 12 warns of its own intrinsics.
 COMPILE_ARGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+# Outside the hot loops each operation rounds by itself, on every CPU: sampling depends on it.
+PLAIN_ARGS = ["-ffp-contract=off"]
 NO_COMPILER = """gnn-dist's kernels need a C++17 compiler (GCC 11 or newer), and {} was not found.
 On Debian and Ubuntu: apt-get install g++. On Fedora: dnf install gcc-c++. On a cluster, load the
 GCC module. Another compiler is chosen with the environment variable CXX."""
@@ -73,7 +75,7 @@ class BuildKernels(build_ext):
         compiler = self.compiler.compiler_so_cxx[0]
         if shutil.which(compiler) is None:
             raise CompileError(NO_COMPILER.format(compiler))
-        jobs = [(path, "once", []) for path in sorted(CSRC.glob("*.cpp"))]
+        jobs = [(path, "once", PLAIN_ARGS) for path in sorted(CSRC.glob("*.cpp"))]
         for path in sorted((CSRC / "hot").glob("*.cpp")):
             jobs += [(path, name, options) for name, options in instruction_sets().items()]
         with ThreadPoolExecutor(self.parallel or cpu_count()) as pool:

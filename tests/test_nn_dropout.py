@@ -64,12 +64,11 @@ def test_draws_of_edges_tell_direction_and_copies_apart():
     assert moved.tolist() == [ids[4], ids[0], ids[1], ids[2], ids[3]]
 
 
-def test_gcn_weights_of_degrees_that_have_no_root_are_zero():
+def test_gcn_scale_of_degrees_that_have_no_root_is_zero():
     # Node 1's only edge cancels its loop; node 0 has weight 3 coming in.
     csr = CSR(torch.tensor([0, 1, 2]), torch.tensor([1, 0], dtype=torch.int32), 2)
     weight = torch.tensor([3.0, -1.0], dtype=torch.float64)
     degree = degree_with_loop(csr, weight)
     assert degree.tolist() == [4.0, 0.0]
     structure = Structure(csr, torch.arange(2), degree, weight)
-    # In order: 1 -> 0, the loop of 0, 0 -> 1, the loop of 1.
-    assert structure.gcn_weight.tolist() == [0.0, 0.25, 0.0, 0.0]
+    assert structure.gcn_scale.tolist() == [0.5, 0.0]

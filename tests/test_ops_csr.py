@@ -65,9 +65,3 @@ def test_with_self_loops_has_each_loop_once_and_last():
     assert looped.indices.tolist() == [2, 0, 1, 0, 0, 1, 2]
     assert position.tolist() == [0, -1, -1, 1, 2, 3, -1]
     assert EMPTY.with_self_loops.indices.tolist() == [0, 1]
-
-
-def test_matrix_multiplies():
-    x = torch.arange(6.0).view(3, 2)
-    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert torch.equal(CASE.matrix(values) @ x, dense(CASE, values) @ x)

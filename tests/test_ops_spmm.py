@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.softmax import edge_softmax
 from gnn_dist.ops.spmm import (
+    Factors,
     SparseRows,
     sddmm,
     spmm_extreme,
     spmm_sum,
-    tie_counts,
-    tie_gradient,
+    spmm_where_equal,
 )
 
 
@@ -48,7 +48,23 @@ def test_spmm_sum_equals_a_loop(csr, kind, width):
         "edge": torch.rand(csr.nnz, dtype=torch.float64),
         "heads": torch.rand(csr.nnz, 2, dtype=torch.float64),
     }[kind]
-    torch.testing.assert_close(spmm_sum(csr, x, weight), loop_sum(csr, x, weight))
+    torch.testing.assert_close(spmm_sum(csr, x, Factors(weight)), loop_sum(csr, x, weight))
+
+
+@given(structures(), st.integers(0, 3))
+def test_factors_multiply_and_out_is_added_into(csr, width):
+    x = rows_for(csr, width)
+    weight = torch.rand(csr.nnz + 2, dtype=torch.float64)
+    position = torch.randperm(csr.nnz + 2)[: csr.nnz]
+    src, dst = (torch.rand(n, dtype=torch.float64) for n in (csr.num_cols, csr.num_rows))
+    expected = loop_sum(csr, x * src[:, None], weight[position]) * dst[:, None]
+    for narrow in (position, position.int()):
+        factors = Factors(weight, narrow, src, dst)
+        torch.testing.assert_close(spmm_sum(csr, x, factors), expected)
+    base = torch.randn(csr.num_rows, 2 * width, dtype=torch.float64)
+    out = base.clone()[:, width:]  # rows that lie apart
+    assert spmm_sum(csr, x, factors, out=out) is out
+    torch.testing.assert_close(out, base[:, width:] + expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -60,25 +76,30 @@ def test_half_precision_accumulates_in_float32(dtype):
     assert out.tolist() == [[4096.0] * 3]
 
 
-@given(structures(), st.sampled_from(["max", "min"]))
-def test_spmm_extreme_equals_a_loop(csr, reduce):
-    x = rows_for(csr, 3)
-    out = spmm_extreme(csr, x, reduce)
-    for row in range(csr.num_rows):
-        columns = csr.indices[csr.indptr[row] : csr.indptr[row + 1]].long()
-        if len(columns) == 0:
-            assert torch.isinf(out[row]).all()
-        else:
-            assert torch.equal(out[row], getattr(x[columns], f"a{reduce}")(0))
+@given(structures(), st.sampled_from(["max", "min"]), st.integers(0, 6))
+def test_spmm_extreme_equals_a_loop_in_one_part_or_two(csr, reduce, cut):
+    x = rows_for(csr, 3).round()  # so that some are equal
+    low, high = csr.split_columns(min(cut, csr.num_cols))
+    split = spmm_extreme(low.csr, x[: low.csr.num_cols], reduce)
+    split = spmm_extreme(high.csr, x[low.csr.num_cols :], reduce, onto=split)
+    for out, count in (spmm_extreme(csr, x, reduce), split):
+        for row in range(csr.num_rows):
+            columns = csr.indices[csr.indptr[row] : csr.indptr[row + 1]].long()
+            if len(columns) == 0:
+                assert torch.isinf(out[row]).all()
+                assert not count[row].any()
+            else:
+                assert torch.equal(out[row], getattr(x[columns], f"a{reduce}")(0))
+                assert torch.equal(count[row], (x[columns] == out[row]).sum(0).int())
 
 
 def test_equal_sources_share_the_gradient():
     csr = CSR(torch.tensor([0, 3]), torch.tensor([0, 1, 2], dtype=torch.int32), 3)
     x = torch.tensor([[2.0], [2.0], [1.0]])
-    out = spmm_extreme(csr, x, "max")
-    count = tie_counts(csr, x, out)
-    assert count.tolist() == [[2.0]]
-    assert tie_gradient(csr, x, out, 6.0 / count).tolist() == [[3.0], [3.0], [0.0]]
+    out, count = spmm_extreme(csr, x, "max")
+    assert count.tolist() == [[2]]
+    grad = spmm_where_equal(csr.transpose.csr, out, 6.0 / count, x)
+    assert grad.tolist() == [[3.0], [3.0], [0.0]]
 
 
 @given(structures())

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "parallel.h"
+#include "pool.h"
 #include "tensors.h"
 
 namespace gnn_dist {
@@ -21,23 +22,20 @@ StorageType storage_type(ScalarType dtype) {
   });
 }
 
-struct Piece {
-  int64_t row, begin, end;
-};
-
 // Rows shared out in ranges of about equal work. The cuts do not depend on the number of threads.
 struct Schedule {
   std::vector<int64_t> row_ptr{0};  // range i holds the rows [row_ptr[i], row_ptr[i + 1])
   std::vector<Piece> pieces;        // of rows too long for one range, which the ranges skip
   std::vector<int64_t> hub_ptr{0};  // hub i has the pieces [hub_ptr[i], hub_ptr[i + 1])
 
-  explicit Schedule(const CsrView& csr, bool cut_hubs = true) {
+  explicit Schedule(const CsrView& csr) {
     constexpr int64_t kRangeWork = 4096;
     int64_t work = 0;
     for (int64_t row = 0; row < csr.num_rows; ++row) {
       const int64_t begin = csr.indptr[row], end = csr.indptr[row + 1];
-      check_index(begin <= end && begin >= 0 && end <= csr.nnz, "indptr must not fall, it does at row ", row);
-      if (cut_hubs && end - begin > kPieceEntries) {
+      check_index(begin >= 0 && begin <= end && end <= csr.nnz,
+                  "indptr must not fall, it does at row ", row);
+      if (end - begin > kPieceEntries) {
         for (int64_t at = begin; at < end; at += kPieceEntries) {
           pieces.push_back({row, at, std::min(at + kPieceEntries, end)});
         }
@@ -104,8 +102,7 @@ void run(const SpmmLoops& loops, const SpmmCall& call, const CsrView& csr,
       bool ok;
       if (task < num_pieces) {
         const Piece& piece = schedule.pieces[task];
-        ok = loops.piece(here, panel.columns, piece.begin, piece.end,
-                         partials.get() + task * kPartialBytes);
+        ok = loops.piece(here, panel.columns, piece, partials.get() + task * kPartialBytes);
       } else {
         const int64_t range = task - num_pieces;
         ok = loops.rows(here, panel.columns, schedule.row_ptr[range], schedule.row_ptr[range + 1]);
@@ -198,7 +195,7 @@ Tensor spmm(Tensor indptr, Tensor indices, Tensor x, OptionalTensor weight,
             OptionalTensor position, OptionalTensor src_scale, OptionalTensor dst_scale) {
   check(indptr.dim() == 1 && indptr.size(0) > 0, "indptr must have at least one element");
   check(x.dim() == 2, "x must have two dimensions, got ", x.dim());
-  const Tensor out = torch::stable::new_empty(x, {indptr.size(0) - 1, x.size(1)});
+  const Tensor out = new_rows(x, indptr.size(0) - 1, x.size(1));
   spmm_into(out, indptr, indices, x, weight, position, src_scale, dst_scale, false);
   return out;
 }
@@ -209,13 +206,13 @@ void spmm_add(Tensor out, Tensor indptr, Tensor indices, Tensor x, OptionalTenso
 }
 
 void spmm_extreme(Tensor out, OptionalTensor count, Tensor indptr, Tensor indices, Tensor x,
-                  bool largest) {
+                  bool largest, bool add) {
   const CsrView csr = csr_view(indptr, indices);
   const RowsView from = rows_view(x, "x"), to = rows_view(out, "out");
   check_out(from, to, csr.num_rows);
   const StorageType type = storage_type(from.dtype);
   SpmmCall call = make_call(csr, from, to);
-  call.add = true;
+  call.add = add;
   if (count.has_value()) {
     check_dtype(*count, ScalarType::Int, "count");
     const RowsView counts = rows_view(*count, "count");
@@ -227,31 +224,26 @@ void spmm_extreme(Tensor out, OptionalTensor count, Tensor indptr, Tensor indice
       panels(from.width, 1, widest_panel(type)));
 }
 
-Tensor spmm_extreme_grad(Tensor indptr, Tensor indices, Tensor x, Tensor out, Tensor share) {
+Tensor spmm_where_equal(Tensor indptr, Tensor indices, Tensor x, Tensor second, Tensor own) {
   const CsrView csr = csr_view(indptr, indices);
-  const RowsView mine = rows_view(x, "x"), own = rows_view(out, "out"),
-                 part = rows_view(share, "share");
-  check(mine.num_rows == csr.num_rows, "x must have one row per row of the structure");
-  check(own.num_rows == part.num_rows && own.width == mine.width && part.width == mine.width &&
-            own.dtype == mine.dtype && part.dtype == mine.dtype,
-        "x, out and share must have one width and dtype");
-  const Tensor grad = torch::stable::new_empty(x, {mine.num_rows, mine.width});
-  const StorageType type = storage_type(mine.dtype);
-  SpmmCall call = make_call(csr, mine, rows_view(grad, "grad"));
-  call.num_cols = own.num_rows;
-  const Schedule schedule(csr, false);
-  const auto loop = GNN_DIST_KERNELS(spmm).extreme_grad[type];
-  std::atomic<bool> valid{true};
-  for (const Panel& panel : panels(mine.width, 1, widest_panel(type))) {
-    for_each_task(schedule.num_ranges(), [&](int64_t range) {
-      if (!loop(call, own.data, own.stride, part.data, part.stride, panel.columns,
-                schedule.row_ptr[range], schedule.row_ptr[range + 1])) {
-        valid.store(false, std::memory_order_relaxed);
-      }
-    });
-  }
-  if (!valid) throw_bad_structure(call.num_cols);
-  return grad;
+  const RowsView first = rows_view(x, "x"), other = rows_view(second, "second"),
+                 mine = rows_view(own, "own");
+  check(mine.num_rows == csr.num_rows, "own must have ", csr.num_rows, " rows, got ",
+        mine.num_rows);
+  check(first.num_rows == other.num_rows && first.width == other.width &&
+            first.stride == other.stride && first.dtype == other.dtype,
+        "x and second must have one shape, strides and dtype");
+  check(mine.width == first.width && mine.dtype == first.dtype,
+        "own must have the width and dtype of x");
+  const Tensor out = new_rows(x, csr.num_rows, first.width);
+  const StorageType type = storage_type(first.dtype);
+  SpmmCall call = make_call(csr, first, rows_view(out, "out"));
+  call.second = other.data;
+  call.own = mine.data;
+  call.own_stride = mine.stride;
+  run(GNN_DIST_KERNELS(spmm).loops[type][kWhereEqual], call, csr,
+      panels(first.width, 1, widest_panel(type)));
+  return out;
 }
 
 }  // namespace gnn_dist
@@ -265,9 +257,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gnn_dist, m) {
       "Tensor? position=None, Tensor? src_scale=None, Tensor? dst_scale=None) -> ()");
   m.def(
       "spmm_extreme(Tensor(a!) out, Tensor(b!)? count, Tensor indptr, Tensor indices, Tensor x, "
-      "bool largest) -> ()");
+      "bool largest, bool add) -> ()");
   m.def(
-      "spmm_extreme_grad(Tensor indptr, Tensor indices, Tensor x, Tensor out, Tensor share) -> "
+      "spmm_where_equal(Tensor indptr, Tensor indices, Tensor x, Tensor second, Tensor own) -> "
       "Tensor");
 }
 
@@ -275,5 +267,5 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_dist, CPU, m) {
   m.impl("spmm", TORCH_BOX(&gnn_dist::spmm));
   m.impl("spmm_add", TORCH_BOX(&gnn_dist::spmm_add));
   m.impl("spmm_extreme", TORCH_BOX(&gnn_dist::spmm_extreme));
-  m.impl("spmm_extreme_grad", TORCH_BOX(&gnn_dist::spmm_extreme_grad));
+  m.impl("spmm_where_equal", TORCH_BOX(&gnn_dist::spmm_where_equal));
 }

@@ -14,6 +14,7 @@ struct SpmmCall {
   const int32_t* indices;
   int64_t nnz;
   const void* x;
+  const void* second;  // a second source with the strides of x (where-equal)
   int64_t num_cols;
   int64_t x_stride;
   void* out;
@@ -24,8 +25,10 @@ struct SpmmCall {
   const int32_t* position;  // where an entry's weight is, or null
   const void* src_scale;
   const void* dst_scale;
-  bool add;        // into what out holds
-  int32_t* count;  // for extremes: how many entries reach the value; may be null
+  const void* own;  // a row's own values (where-equal)
+  int64_t own_stride;
+  bool add;         // into what out holds
+  int32_t* count;   // for extremes: how many entries reach the value; may be null
 };
 
 struct Columns {
@@ -33,29 +36,29 @@ struct Columns {
   int64_t width;
 };
 
+struct Piece {
+  int64_t row, begin, end;
+};
+
 // Loops over the entries of whole rows, and of pieces of rows that are too long for one task.
 // False: an index was out of range.
 struct SpmmLoops {
   bool (*rows)(const SpmmCall&, Columns, int64_t row_begin, int64_t row_end);
-  bool (*piece)(const SpmmCall&, Columns, int64_t begin, int64_t end, void* partial);
+  bool (*piece)(const SpmmCall&, Columns, Piece, void* partial);
   void (*finish)(const SpmmCall&, Columns, int64_t row, const void* partials, int64_t num_pieces);
 };
 
-enum SpmmReduce { kSum, kMax, kMin, kNumReduces };
+enum SpmmReduce { kSum, kMax, kMin, kWhereEqual, kNumReduces };
 enum StorageType { kFloat, kDouble, kBfloat16, kHalf, kNumStorageTypes };
 
 struct SpmmKernels {
   SpmmLoops loops[kNumStorageTypes][kNumReduces];
-  bool (*extreme_grad[kNumStorageTypes])(const SpmmCall&, const void* own, int64_t own_stride,
-                                         const void* share, int64_t share_stride, Columns,
-                                         int64_t row_begin, int64_t row_end);
 };
 
 // Rows of more entries are cut into pieces of this many. Fixed, so that sums do not depend on the
 // number of threads.
 constexpr int64_t kPieceEntries = 8192;
-// A partial result of one piece: at most this many bytes (values, then counts).
-constexpr int64_t kPanelBytes = 512;
+// A partial result of one piece: eight vectors of at most 64 bytes of values, as many of counts.
 constexpr int64_t kPartialBytes = 2 * 8 * 64;
 
 GNN_DIST_DECLARE_TABLES(SpmmKernels, spmm)

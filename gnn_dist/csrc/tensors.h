@@ -72,7 +72,8 @@ struct RowsView {
 
 inline RowsView rows_view(const Tensor& tensor, const char* name) {
   check(tensor.dim() == 2, name, " must have two dimensions, got ", tensor.dim());
-  check(tensor.size(1) < 2 || tensor.stride(1) == 1, name, " must have contiguous rows");
+  check(tensor.size(0) == 0 || tensor.size(1) < 2 || tensor.stride(1) == 1, name,
+        " must have contiguous rows");  // strides of nothing may be anything
   return {tensor.data_ptr(), tensor.size(0), tensor.size(1), tensor.stride(0),
           tensor.scalar_type()};
 }

@@ -4,11 +4,18 @@
                 out  = A_owned x         out += A_halo halo
     backward    grad_halo = A_halo' g;  exchange  -->  .............. boundary rows
                 grad_x = A_owned' g;    weight gradients;   grad_x += boundary rows
+    or, where A = A' over all ranks,
+                exchange g          -->  .............. halo rows of g
+                grad_x = A_owned g       grad_x += A_halo halo
 
-Halo gradients come first in the backward, so that they travel while the rest is computed.
-`A = [A_owned | A_halo]` are the columns of the shard's structure (or of the same with self-loops).
+Without symmetry, halo gradients come first in the backward, so that they travel while the rest is
+computed. With it there is nothing to wait for before sending, and no transposed copy of the graph
+is kept. `A = [A_owned | A_halo]` are the columns of the shard's structure (or of the same with
+self-loops) times factors of the entries, sources and destinations.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +26,7 @@ from gnn_dist.errors import ConfigError, GraphError
 from gnn_dist.halo.block import Block
 from gnn_dist.halo.exchange import LayerExchange, Pending, halo_exchange
 from gnn_dist.ops.csr import CSR, SubCSR
-from gnn_dist.ops.spmm import sddmm, spmm_extreme, spmm_sum, tie_counts, tie_gradient
+from gnn_dist.ops.spmm import Factors, sddmm, spmm_extreme, spmm_sum, spmm_where_equal
 
 __all__ = ["REDUCES", "aggregate", "all_sources"]
 
@@ -32,34 +39,51 @@ def aggregate(
     *,
     reduce: str = "sum",
     weight: Tensor | None = None,
+    scale: Tensor | None = None,
     self_loops: bool = False,
+    onto: Tensor | None = None,
 ) -> Tensor:
     """Collective. Reduce, for each destination, weight * x over its in-edges.
 
     Args:
         x: (n, ...) rows of the destinations, or (num_src, ...) where the block has no exchange.
-        block: The layer's graph.
+        block: The layer's graph. Where `x` is its constant, work and exchange are done once.
         reduce: `sum`, `mean`, `max` or `min`. A destination without in-edges gets zeros.
         weight: (nnz,), or (nnz, H) with x (n, H, ...); for `sum` and `mean` only. Differentiable.
+        scale: (num_src,), for `sum` only: an edge from j to i counts scale[i] * scale[j] times.
         self_loops: Use `structure.csr.with_self_loops`; `weight` is then in its order.
+        onto: (num_dst, ...), like `x`, for `sum` and `mean` only: the result is added to it, in
+            place where it is contiguous. Differentiable; not to be used again.
 
     Returns:
         (num_dst, ...), like `x`.
 
     Raises:
         ConfigError: An unknown reduction, or a weighted one that is not defined.
-        GraphError: `x` or `weight` has the wrong number of rows.
+        GraphError: `x`, `weight` or `scale` has the wrong number of rows.
     """
-    csr = block.structure.csr
-    if self_loops:
-        csr = csr.with_self_loops
-    _check(x, block, csr, reduce, weight)
+    structure = block.structure
+    csr = structure.csr.with_self_loops if self_loops else structure.csr
+    _check(x, block, csr, reduce, (weight, scale, onto))
+    constant = block.constant
+    plain = weight is None and scale is None and onto is None
+    if constant is not None and x is constant.rows and plain and not x.requires_grad:
+        made, key = constant.made, (reduce, self_loops)
+        if key not in made:
+            made[key] = aggregate(
+                x, replace(block, constant=None), reduce=reduce, self_loops=self_loops
+            )
+        return made[key]
     if reduce in ("max", "min"):
-        return _Extreme.apply(x, csr, block.exchange, reduce)  # type: ignore[no-any-return, no-untyped-call]
-    out: Tensor = _Sum.apply(x, weight, csr, block.exchange)  # type: ignore[no-untyped-call]
-    if reduce == "mean":
-        out = out / csr.counts.clamp(min=1).to(out.dtype).view(-1, *(1,) * (out.dim() - 1))
-    return out
+        operator = _Operator(csr, block.exchange, structure.symmetric, None, None)
+        return _Extreme.apply(x, operator, reduce)  # type: ignore[no-any-return, no-untyped-call]
+    dst = csr.mean_scale if reduce == "mean" else None
+    if scale is not None:
+        dst = scale[: block.num_dst]
+    symmetric = structure.symmetric and structure.is_own_weight(weight)
+    operator = _Operator(csr, block.exchange, symmetric, scale, dst)
+    onto = None if onto is None else onto.contiguous()
+    return _Sum.apply(x, weight, onto, operator)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def all_sources(x: Tensor, block: Block) -> Tensor:
@@ -72,53 +96,86 @@ def all_sources(x: Tensor, block: Block) -> Tensor:
     return torch.cat([x, halo_exchange(x, block.exchange)])
 
 
-def _check(x: Tensor, block: Block, csr: CSR, reduce: str, weight: Tensor | None) -> None:
+def _check(
+    x: Tensor, block: Block, csr: CSR, reduce: str, given: tuple[Tensor | None, ...]
+) -> None:
+    weight, scale, onto = given
     if reduce not in REDUCES:
         raise ConfigError(f"reduce must be one of {', '.join(REDUCES)}, got {reduce!r}")
     if x.size(0) != block.num_rows_in:
         raise GraphError(f"x must have {block.num_rows_in} rows for this block, got {x.size(0)}")
-    if weight is None:
-        return
-    if reduce in ("max", "min"):
-        raise ConfigError(f"weights are for sum and mean, got reduce={reduce!r}")
-    if weight.size(0) != csr.nnz:
+    if reduce in ("max", "min") and any(value is not None for value in given):
+        raise ConfigError(f"weights are for sum and mean, onto too, got reduce={reduce!r}")
+    if scale is not None and reduce != "sum":
+        raise ConfigError(f"scale is for sum, got reduce={reduce!r}")
+    if weight is not None and weight.size(0) != csr.nnz:
         raise GraphError(f"weight must have one row per edge ({csr.nnz}), got {weight.size(0)}")
+    if scale is not None and scale.shape != (block.structure.num_src,):
+        raise GraphError(
+            f"scale must have one element per source ({block.structure.num_src}), got "
+            f"{tuple(scale.shape)}"
+        )
+    if onto is not None and onto.shape != (block.num_dst, *x.shape[1:]):
+        raise GraphError(
+            f"onto must be of shape {(block.num_dst, *x.shape[1:])}, got {tuple(onto.shape)}"
+        )
 
 
-class _Halves(NamedTuple):
-    """The columns of a structure that are here, and those that arrive."""
+class _Operator(NamedTuple):
+    """The linear map of an aggregation, without its differentiable weight.
 
-    here: SubCSR
-    halo: SubCSR | None
+    Attributes:
+        csr: Destinations and all sources.
+        exchange: Brings sources beyond the destinations; None where they are here.
+        symmetric: Over all ranks, every edge has its reverse, as often and with equal weight.
+        src: (num_src,) factors of sources, or None.
+        dst: (num_dst,) factors of destinations, or None.
+    """
 
+    csr: CSR
+    exchange: LayerExchange | None
+    symmetric: bool
+    src: Tensor | None
+    dst: Tensor | None
 
-def _halves(csr: CSR, exchange: LayerExchange | None) -> _Halves:
-    if exchange is None:
-        return _Halves(SubCSR(csr, None), None)
-    return _Halves(*csr.split_columns(exchange.plan.num_owned))
+    @property
+    def halves(self) -> tuple[SubCSR, SubCSR | None]:
+        """Columns that are here, and columns that arrive."""
+        if self.exchange is None:
+            return SubCSR(self.csr, None), None
+        return self.csr.split_columns(self.exchange.plan.num_owned)
 
-
-def _take(weight: Tensor | None, halves: _Halves) -> tuple[Tensor | None, Tensor | None]:
-    """Split edge weights as the structure is split."""
-    if weight is None or halves.halo is None:
-        return weight, None
-    return halves.here.take(weight), halves.halo.take(weight)
+    @property
+    def src_halves(self) -> tuple[Tensor | None, Tensor | None]:
+        """`src`, split likewise."""
+        if self.src is None or self.exchange is None:
+            return self.src, None
+        num_owned = self.exchange.plan.num_owned
+        return self.src[:num_owned], self.src[num_owned:]
 
 
 class _Sum(torch.autograd.Function):
-    """Weighted sum over all sources. Collective, forward and backward."""
+    """onto + weighted sum over all sources. Collective, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, csr: CSR, exchange: Any) -> Tensor:
-        halves = _halves(csr, exchange)
-        here_weight, halo_weight = _take(weight, halves)
-        pending: Pending | None = exchange.forward.start(x) if exchange is not None else None
-        out = spmm_sum(halves.here.csr, x, here_weight)
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, onto: Tensor | None, operator: _Operator
+    ) -> Tensor:
+        here, halo = operator.halves
+        src_here, src_halo = operator.src_halves
+        pending: Pending | None = None
+        if operator.exchange is not None:
+            pending = operator.exchange.forward.start(x)
+        if onto is not None:
+            ctx.mark_dirty(onto)
+        factors = Factors(weight, here.position, src_here, operator.dst)
+        out = spmm_sum(here.csr, x, factors, out=onto)
         rows = None
-        if pending is not None and halves.halo is not None:
+        if pending is not None and halo is not None:
             rows = pending.wait()
-            out = out.add_(spmm_sum(halves.halo.csr, rows, halo_weight))
-        ctx.exchange, ctx.halves = exchange, halves
+            factors = Factors(weight, halo.position, src_halo, operator.dst)
+            spmm_sum(halo.csr, rows, factors, out=out)
+        ctx.operator = operator
         # Source rows are needed again only where the weights have a gradient.
         keep = weight is not None and weight.requires_grad
         ctx.save_for_backward(weight, x if keep else None, rows if keep else None)
@@ -128,38 +185,88 @@ class _Sum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, rows = ctx.saved_tensors
-        halves: _Halves = ctx.halves
-        grad = grad.contiguous()
-        here_weight, halo_weight = _take(weight, halves)
-        grad_x = pending = None
+        operator: _Operator = ctx.operator
+        grad_x: Tensor | None = None
+        finish = None
         if ctx.needs_input_grad[0]:
-            if halves.halo is not None:
-                pending = ctx.exchange.reverse.start(_adjoint(halves.halo.csr, grad, halo_weight))
-            grad_x = _adjoint(halves.here.csr, grad, here_weight)
+            adjoint = _mirrored if operator.symmetric else _reversed
+            grad_x, finish = adjoint(operator, grad, weight)
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = _weight_gradient(halves, grad, weight, (x, rows))
-        if pending is not None and grad_x is not None:
-            grad_x = ctx.exchange.plan.add_boundary(grad_x, pending.wait())
-        return grad_x, grad_weight, None, None
+            grad_weight = _weight_gradient(operator, grad, weight, (x, rows))
+        if finish is not None:
+            grad_x = finish()
+        return grad_x, grad_weight, grad if ctx.needs_input_grad[2] else None, None
 
 
-def _adjoint(csr: CSR, grad: Tensor, weight: Tensor | None) -> Tensor:
-    transposed = csr.transpose
-    return spmm_sum(transposed.csr, grad, None if weight is None else transposed.take(weight))
+Adjoint = tuple[Tensor, Callable[[], Tensor] | None]
+
+
+def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
+    """Collective. Apply the transpose: halo gradients travel back to their owners."""
+    here, halo = operator.halves
+    src_here, src_halo = operator.src_halves
+
+    def transposed(half: SubCSR, src: Tensor | None) -> Tensor:
+        turned = half.csr.transpose
+        position = turned.position
+        if half.position is not None and weight is not None and position is not None:
+            position = half.position.index_select(0, position)
+        return spmm_sum(turned.csr, grad, Factors(weight, position, operator.dst, src))
+
+    exchange = operator.exchange
+    if exchange is None or halo is None:
+        return transposed(here, src_here), None
+    pending = exchange.reverse.start(transposed(halo, src_halo))
+    grad_x = transposed(here, src_here)
+    return grad_x, lambda: exchange.plan.add_boundary(grad_x, pending.wait())
+
+
+def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
+    """Collective. Apply the same map to gradients: A = A', only the factors of ends change."""
+    here, halo = operator.halves
+    src_here, _ = operator.src_halves
+    exchange = operator.exchange
+    if exchange is None or halo is None:
+        factors = Factors(weight, here.position, operator.dst, src_here)
+        return spmm_sum(here.csr, grad, factors), None
+    if operator.dst is not None:
+        # The factors of halo destinations are known to their owners only.
+        dst = operator.dst.to(torch.promote_types(grad.dtype, torch.float32))
+        grad = (grad * dst.view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
+    pending = exchange.mirrored.start(grad)
+    grad_x = spmm_sum(here.csr, grad, Factors(weight, here.position, None, src_here))
+
+    def finish() -> Tensor:
+        factors = Factors(weight, halo.position, None, src_here)
+        return spmm_sum(halo.csr, pending.wait(), factors, out=grad_x)
+
+    return grad_x, finish
 
 
 def _weight_gradient(
-    halves: _Halves, grad: Tensor, weight: Tensor, sources: tuple[Tensor, Tensor | None]
+    operator: _Operator, grad: Tensor, weight: Tensor, sources: tuple[Tensor, Tensor | None]
 ) -> Tensor:
+    here, halo = operator.halves
     x, rows = sources
     heads = weight.dim() == 2
-    here = sddmm(halves.here.csr, grad, x, heads)
-    if halves.here.position is None or halves.halo is None or rows is None:
-        return here
+    if operator.dst is not None:
+        grad = grad * operator.dst.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
+
+    def of(half: SubCSR, values: Tensor, src: Tensor | None) -> Tensor:
+        product = sddmm(half.csr, grad, values, heads)
+        if src is not None:
+            factor = src.to(product.dtype).index_select(0, half.csr.indices)
+            product = product * factor.view(-1, *(1,) * (product.dim() - 1))
+        return product
+
+    src_here, src_halo = operator.src_halves
+    mine = of(here, x, src_here)
+    if here.position is None or halo is None or rows is None:
+        return mine.to(weight.dtype)
     out = torch.empty_like(weight)
-    out[halves.here.position] = here
-    out[halves.halo.position] = sddmm(halves.halo.csr, grad, rows, heads)
+    out[here.position] = mine.to(weight.dtype)
+    out[halo.position] = of(halo, rows, src_halo).to(weight.dtype)
     return out
 
 
@@ -167,34 +274,34 @@ class _Extreme(torch.autograd.Function):
     """Maximum or minimum over all sources; equal sources share the gradient equally. Collective."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, csr: CSR, exchange: Any, reduce: str) -> Tensor:
-        halves = _halves(csr, exchange)
-        pending: Pending | None = exchange.forward.start(x) if exchange is not None else None
-        out = spmm_extreme(halves.here.csr, x, reduce)
+    def forward(ctx: Any, x: Tensor, operator: _Operator, reduce: str) -> Tensor:
+        here, halo = operator.halves
+        pending: Pending | None = None
+        if operator.exchange is not None:
+            pending = operator.exchange.forward.start(x)
+        out, count = spmm_extreme(here.csr, x, reduce)
         rows = None
-        if pending is not None and halves.halo is not None:
+        if pending is not None and halo is not None:
             rows = pending.wait()
-            pick = torch.maximum if reduce == "max" else torch.minimum
-            out = pick(out, spmm_extreme(halves.halo.csr, rows, reduce))
-        empty = csr.counts == 0
-        out = out.masked_fill(empty.view(-1, *(1,) * (out.dim() - 1)), 0.0)
-        ctx.exchange, ctx.halves = exchange, halves
-        ctx.save_for_backward(x, rows, out)
+            spmm_extreme(halo.csr, rows, reduce, onto=(out, count))
+        out.index_fill_(0, operator.csr.empty_rows, 0.0)
+        ctx.operator = operator
+        ctx.save_for_backward(x, rows, out, count)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, rows, out = ctx.saved_tensors
-        halves: _Halves = ctx.halves
-        count = tie_counts(halves.here.csr, x, out)
-        if halves.halo is not None:
-            count += tie_counts(halves.halo.csr, rows, out)
-        share = grad / count.clamp_(min=1)
+        x, rows, out, count = ctx.saved_tensors
+        operator: _Operator = ctx.operator
+        here, halo = operator.halves
+        share = (grad / count).to(grad.dtype)
         pending = None
-        if halves.halo is not None:
-            pending = ctx.exchange.reverse.start(tie_gradient(halves.halo.csr, rows, out, share))
-        grad_x = tie_gradient(halves.here.csr, x, out, share)
-        if pending is not None:
-            grad_x = ctx.exchange.plan.add_boundary(grad_x, pending.wait())
-        return grad_x, None, None, None
+        if operator.exchange is not None and halo is not None:
+            turned = halo.csr.transpose.csr
+            pending = operator.exchange.reverse.start(spmm_where_equal(turned, out, share, rows))
+        turned = here.csr if operator.symmetric else here.csr.transpose.csr
+        grad_x = spmm_where_equal(turned, out, share, x)
+        if operator.exchange is not None and pending is not None:
+            grad_x = operator.exchange.plan.add_boundary(grad_x, pending.wait())
+        return grad_x, None, None

@@ -10,7 +10,7 @@ there are two, and they differ in when the waiting is done:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -59,11 +59,14 @@ class LayerExchange:
         plan: Which rows go where.
         forward: Takes owned rows (n, ...), returns halo rows (h, ...).
         reverse: Takes halo rows (h, ...), returns boundary rows (s, ...) for `plan.add_boundary`.
+        mirrored: Takes owned rows, returns halo rows, like `forward`, but for gradients: on a
+            symmetric graph they may travel so instead of in reverse. A layer uses one of the two.
     """
 
     plan: HaloPlan
     forward: Exchange
     reverse: Exchange
+    mirrored: Exchange
 
 
 @dataclass
@@ -177,7 +180,9 @@ def make_exchange(
     make, meter = HALO_POLICIES[policy], meter or Meter()
     there = Route(plan.send_index, plan.send_ptr, plan.recv_ptr, 2 * layer)
     back = Route(None, plan.recv_ptr, plan.send_ptr, 2 * layer + 1)
-    return LayerExchange(plan, make(transport, there, meter), make(transport, back, meter))
+    mirrored = replace(there, channel=2 * layer + 1)
+    forward, reverse, gradients = (make(transport, r, meter) for r in (there, back, mirrored))
+    return LayerExchange(plan, forward, reverse, gradients)
 
 
 def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:

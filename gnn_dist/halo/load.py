@@ -1,5 +1,6 @@
 """From a partition folder to a shard with its plan, on every rank."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def shard_from_arrays(arrays: ShardArrays, transport: Transport) -> Shard:
     structure = _structure(
         csr, _tensor(arrays.node_id, device), edge.pop("edge_weight", None), plan, transport
     )
+    structure = replace(structure, symmetric=arrays.meta.symmetric)
     owned_data = {name: _tensor(values, device) for name, values in arrays.owned.items()}
     return Shard(
         structure=structure,
@@ -131,7 +133,8 @@ def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
     """
     keep_all = torch.cat([keep, exchange_rows(keep, shard.plan, transport)])
     csr = shard.structure.csr
-    edge = (keep_all[csr.indices.long()] & keep[csr.rows]).nonzero().squeeze(1)
+    rows = csr.rows
+    edge = (keep_all[csr.indices.long()] & keep[rows]).nonzero().squeeze(1)
     owned, n = keep.nonzero().squeeze(1), shard.num_owned
     # Of the halo only what kept edges read stays.
     used = torch.zeros_like(keep_all)
@@ -139,20 +142,17 @@ def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
     halo = n + used[n:].nonzero().squeeze(1)
     local = torch.full_like(shard.global_id, -1)
     local[torch.cat([owned, halo])] = torch.arange(len(owned) + len(halo), device=local.device)
-    counts = torch.bincount(local[csr.rows[edge]], minlength=len(owned))
+    counts = torch.bincount(local[rows[edge]], minlength=len(owned))
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     sub_csr = CSR(indptr, local[csr.indices[edge].long()].int(), len(owned) + len(halo))
     global_id = shard.global_id[torch.cat([owned, halo])]
     plan = build_plan(global_id[: len(owned)], global_id[len(owned) :], shard.meta.book, transport)
     weight = shard.edge_weight
+    structure = _structure(
+        sub_csr, shard.node_id[owned], None if weight is None else weight[edge], plan, transport
+    )
     return shard.replace(
-        structure=_structure(
-            sub_csr,
-            shard.node_id[owned],
-            None if weight is None else weight[edge],
-            plan,
-            transport,
-        ),
+        structure=replace(structure, symmetric=shard.structure.symmetric),
         plan=plan,
         global_id=global_id,
         features=_take_features(shard.features, owned),

@@ -13,6 +13,8 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.halo.aggregate import REDUCES, aggregate, all_sources
 from gnn_dist.halo.block import Block
 from gnn_dist.nn.dropout import Dropout
+from gnn_dist.ops.linear import linear as linear_rows
+from gnn_dist.ops.linear import linear_onto, linear_pair
 from gnn_dist.ops.softmax import edge_softmax
 from gnn_dist.ops.spmm import SparseRows
 
@@ -21,9 +23,12 @@ __all__ = ["GATConv", "GCNConv", "GINConv", "SAGEConv", "linear"]
 Rows = Tensor | SparseRows
 
 
-def linear(x: Rows, weight: Tensor) -> Tensor:
-    """Return x @ weight.T for dense or sparse rows x (n, F) and weight (K, F)."""
-    return x.mm(weight.t()) if isinstance(x, SparseRows) else F.linear(x, weight)
+def linear(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias for dense or sparse rows x (n, F) and weight (K, F)."""
+    if not isinstance(x, SparseRows):
+        return linear_rows(x, weight, bias)
+    out = x.mm(weight.t())
+    return out if bias is None else out + bias
 
 
 def dense(x: Rows) -> Tensor:
@@ -58,9 +63,14 @@ class GCNConv(nn.Module):
 
     def forward(self, x: Rows, block: Block) -> Tensor:
         """Collective. Map x (n, in_channels) to (n, out_channels)."""
-        hidden = linear(x, self.lin.weight)
-        weight = block.structure.gcn_weight.to(hidden.dtype)
-        out = aggregate(hidden, block, weight=weight, self_loops=True)
+        structure = block.structure
+        out = aggregate(
+            linear(x, self.lin.weight),
+            block,
+            weight=structure.loop_edge_weight,
+            scale=structure.gcn_scale,
+            self_loops=True,
+        )
         return out if self.bias is None else out + self.bias
 
 
@@ -106,17 +116,27 @@ class SAGEConv(nn.Module):
         """Collective. Map x (n, in_channels) to (num_dst, out_channels)."""
         weight, bias = self.lin_l.weight, self.lin_l.bias
         narrows = weight.size(0) <= weight.size(1) or isinstance(x, SparseRows)
-        if self.reduce in ("sum", "mean") and narrows:
-            # Linear maps commute with sums: transform first where that makes rows shorter.
-            out = aggregate(linear(x, weight), block, reduce=self.reduce)
-        else:
-            out = F.linear(aggregate(dense(x), block, reduce=self.reduce), weight)
-        if bias is not None:
-            out = out + bias
+        # Linear maps commute with sums: transform first where that makes rows shorter.
+        transform_first = self.reduce in ("sum", "mean") and narrows
         if self.lin_r is None:
-            return out
+            return self._without_root(x, block, transform_first)
         own = x if x.size(0) == block.num_dst else dense(x)[: block.num_dst]
-        return out + linear(own, self.lin_r.weight)
+        if not transform_first:
+            rows = aggregate(dense(x), block, reduce=self.reduce)
+            return linear_onto(linear(own, self.lin_r.weight, bias), rows, weight)
+        if own is x and isinstance(x, Tensor):
+            rows, root = linear_pair(x, weight, self.lin_r.weight, bias)
+        else:
+            rows, root = linear(x, weight), linear(own, self.lin_r.weight, bias)
+        return aggregate(rows, block, reduce=self.reduce, onto=root)
+
+    def _without_root(self, x: Rows, block: Block, transform_first: bool) -> Tensor:
+        """Collective. Map x as `forward` does without the term W_r x."""
+        weight, bias = self.lin_l.weight, self.lin_l.bias
+        if not transform_first:
+            return linear(aggregate(dense(x), block, reduce=self.reduce), weight, bias)
+        out = aggregate(linear(x, weight), block, reduce=self.reduce)
+        return out if bias is None else out + bias
 
 
 class GINConv(nn.Module):
@@ -150,7 +170,7 @@ class GINConv(nn.Module):
     def forward(self, x: Rows, block: Block) -> Tensor:
         """Collective. Map x (n, in_channels) to nn's output for each destination."""
         rows = dense(x)
-        out = aggregate(rows, block) + (1.0 + self.eps) * rows[: block.num_dst]
+        out = aggregate(rows, block, onto=(1.0 + self.eps) * rows[: block.num_dst])
         result: Tensor = self.nn(out)
         return result
 

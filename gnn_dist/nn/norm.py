@@ -65,6 +65,8 @@ def global_batch_norm(
     Returns:
         (n, F), differentiable; the backward is collective too.
     """
+    dtype = x.dtype
+    x = x.to(torch.promote_types(dtype, torch.float32))
     count = torch.tensor([float(x.size(0))], dtype=torch.float64, device=x.device)
     transport.all_reduce(count).wait()
     total = max(count.item(), 1.0)
@@ -77,7 +79,7 @@ def global_batch_norm(
     weight, bias = affine
     if weight is not None:
         out = out * weight
-    return out if bias is None else out + bias
+    return (out if bias is None else out + bias).to(dtype)
 
 
 def _update(

@@ -1,12 +1,15 @@
 """A sparse structure in CSR on the device, and what is derived from it, computed once."""
 
-import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from gnn_dist.ops.native import kernels
+from gnn_dist.ops.reference.spmm import row_index
+from gnn_dist.ops.reference.structure import transpose_csr
 
 __all__ = ["CSR", "SubCSR"]
 
@@ -18,8 +21,8 @@ class SubCSR(NamedTuple):
 
     Attributes:
         csr: The derived structure.
-        position: int64 (nnz,), for each entry its position in the original, or -1 if it is new;
-            None if all entries are those of the original.
+        position: (nnz,), for each entry its position in the original, or -1 if it is new; int32
+            where that suffices, else int64. None if all entries are those of the original.
     """
 
     csr: "CSR"
@@ -27,7 +30,7 @@ class SubCSR(NamedTuple):
 
     def take(self, values: Tensor) -> Tensor:
         """Return values of the original's entries (nnz, ...) in the order of this structure's."""
-        return values if self.position is None else values[self.position]
+        return values if self.position is None else values.index_select(0, self.position)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,7 @@ class CSR:
 
     Attributes:
         indptr: int64 (R + 1,), offsets of the rows.
-        indices: int32 (nnz,), columns.
+        indices: int32 (nnz,), columns. Copies of an entry stand side by side.
         num_cols: Number of columns.
 
     Example:
@@ -68,39 +71,41 @@ class CSR:
         """Return the structure on another device; derived structures are made anew there."""
         return CSR(self.indptr.to(device), self.indices.to(device), self.num_cols)
 
-    @cached_property
+    @property
     def counts(self) -> Tensor:
         """int64 (R,), entries in each row."""
         return self.indptr.diff()
 
     @cached_property
-    def rows(self) -> Tensor:
-        """int64 (nnz,), the row of each entry."""
-        return self._row_index()
+    def mean_scale(self) -> Tensor:
+        """float64 (R,), 1 / entries in each row; 1 for a row without any."""
+        return self.counts.clamp(min=1).double().reciprocal()
 
-    def _row_index(self) -> Tensor:
-        """Return `rows` without keeping it: for what is made once from a structure."""
-        kept: Tensor | None = self.__dict__.get("rows")
-        if kept is not None:
-            return kept
-        index = torch.arange(self.num_rows, device=self.device)
-        return torch.repeat_interleave(index, self.counts, output_size=self.nnz)
+    @cached_property
+    def empty_rows(self) -> Tensor:
+        """int64, the rows without entries."""
+        return (self.counts == 0).nonzero().squeeze(1)
+
+    @property
+    def rows(self) -> Tensor:
+        """int64 (nnz,), the row of each entry. Made anew at each call: 8 bytes an entry."""
+        return row_index(self.indptr, self.nnz)
 
     @cached_property
     def transpose(self) -> SubCSR:
         """The transposed structure; within a row, entries keep their order."""
-        order = torch.argsort(self.indices, stable=True)
-        indptr = _offsets(torch.bincount(self.indices, minlength=self.num_cols))
-        transposed = CSR(indptr, self._row_index().int()[order], self.num_rows)
-        return SubCSR(transposed, order)
+        make = kernels.transpose_csr if self.nnz < INT32_LIMIT else transpose_csr
+        indptr, indices, position = make(self.indptr, self.indices, self.num_cols)
+        return SubCSR(CSR(indptr, indices, self.num_rows), position)
 
-    @cached_property
+    @property
     def copy_number(self) -> Tensor:
         """int64 (nnz,): k for the k-th copy (from 0) of an entry; copies stand side by side."""
         index = torch.arange(self.nnz, device=self.device)
         if self.nnz == 0:
             return index
-        same = (self.rows[1:] == self.rows[:-1]) & (self.indices[1:] == self.indices[:-1])
+        rows = self.rows
+        same = (rows[1:] == rows[:-1]) & (self.indices[1:] == self.indices[:-1])
         first = torch.cat([same.new_zeros(1), same]).logical_not() * index
         return index - torch.cummax(first, 0).values
 
@@ -110,9 +115,13 @@ class CSR:
         Args:
             keep: bool (nnz,).
         """
-        position = keep.nonzero().squeeze(1)
-        indptr = _offsets(torch.bincount(self._row_index()[position], minlength=self.num_rows))
-        return SubCSR(CSR(indptr, self.indices[position], self.num_cols), position)
+        position = self._narrow(keep.nonzero().squeeze(1))
+        kept_before = torch.cat([position.new_zeros(1).long(), keep.cumsum(0)])
+        indices = self.indices.index_select(0, position)
+        return SubCSR(CSR(kept_before[self.indptr], indices, self.num_cols), position)
+
+    def _narrow(self, position: Tensor) -> Tensor:
+        return position.int() if self.nnz < INT32_LIMIT else position
 
     @cached_property
     def _splits(self) -> dict[int, tuple[SubCSR, SubCSR]]:
@@ -122,7 +131,7 @@ class CSR:
         """Split by column: entries below `at`, and the others with columns counted from `at`."""
         if at == self.num_cols:
             nothing = CSR(torch.zeros_like(self.indptr), self.indices[:0], 0)
-            return SubCSR(self, None), SubCSR(nothing, self.indices[:0].long())
+            return SubCSR(self, None), SubCSR(nothing, self.indices[:0])
         if at not in self._splits:
             left = self.indices < at
             low, high = self.select(left), self.select(~left)
@@ -142,32 +151,17 @@ class CSR:
     @cached_property
     def self_loop_origin(self) -> SubCSR:
         """`with_self_loops`, and where each of its entries comes from (-1: its own loop)."""
-        all_rows = self._row_index()
+        all_rows = self.rows
         keep = (self.indices != all_rows).nonzero().squeeze(1)
-        loop = torch.arange(self.num_rows, device=self.device)
-        rows = torch.cat([all_rows[keep], loop])
-        columns = torch.cat([self.indices[keep], loop.int()])
-        position = torch.cat([keep, torch.full_like(loop, -1)])
-        order = torch.argsort(rows, stable=True)
-        indptr = _offsets(torch.bincount(rows, minlength=self.num_rows))
-        return SubCSR(CSR(indptr, columns[order], self.num_cols), position[order])
-
-    def matrix(self, values: Tensor) -> Tensor:
-        """Return a torch sparse CSR tensor (R, num_cols) of these values (nnz,)."""
-        # One index dtype for both arrays, and 32 bits where they suffice: MKL takes no other.
-        narrow = torch.int32 if self.nnz < INT32_LIMIT else torch.int64
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            return torch.sparse_csr_tensor(
-                self.indptr.to(narrow),
-                self.indices.to(narrow),
-                values,
-                size=(self.num_rows, self.num_cols),
-                check_invariants=False,
-            )
-
-
-def _offsets(counts: Tensor) -> Tensor:
-    indptr = counts.new_zeros(counts.numel() + 1)
-    torch.cumsum(counts, 0, out=indptr[1:])
-    return indptr
+        rows = all_rows[keep]
+        counts = torch.bincount(rows, minlength=self.num_rows) + 1
+        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        # Each row before this one has put one loop in front of the entries that stay.
+        place = torch.arange(len(keep), device=self.device) + rows
+        indices = self.indices.new_empty(len(keep) + self.num_rows)
+        position = self._narrow(torch.full_like(indices, -1, dtype=torch.int64))
+        indices[place] = self.indices[keep]
+        position[place] = keep.to(position.dtype)
+        loops = torch.arange(self.num_rows, device=self.device, dtype=indices.dtype)
+        indices[indptr[1:] - 1] = loops
+        return SubCSR(CSR(indptr, indices, self.num_cols), position)

@@ -17,7 +17,7 @@ LIBRARY = Path(__file__).with_name("kernels.so")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _load() -> Any:  # noqa: ANN401
+def _load() -> Any:
     try:
         torch.ops.load_library(LIBRARY)  # type: ignore[no-untyped-call]
     except OSError as error:

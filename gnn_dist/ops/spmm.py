@@ -1,53 +1,124 @@
-"""Aggregation over a sparse structure: out[row] = reduce over its entries of weight * x[column].
+"""Aggregation over a sparse structure: out[row] = reduce over its entries of factor * x[column].
 
-Plain PyTorch. The functions here are pieces without autograd, because an aggregation over owned
-and halo sources is put together from them (`gnn_dist.halo.aggregate`); `SparseRows.mm` is the
-differentiable product with sparse features.
+The functions here are pieces without autograd, because an aggregation over owned and halo sources
+is put together from them (`gnn_dist.halo.aggregate`); `SparseRows.mm` is the differentiable product
+with sparse features.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gnn_dist.ops.csr import CSR
+from gnn_dist.ops.native import kernels
 
-__all__ = ["SparseRows", "sddmm", "spmm_extreme", "spmm_sum", "tie_counts", "tie_gradient"]
-
-SPARSE_MM_DTYPES = (torch.float32, torch.float64)
+__all__ = ["Factors", "SparseRows", "sddmm", "spmm_extreme", "spmm_sum", "spmm_where_equal"]
 
 
-def spmm_sum(csr: CSR, x: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Sum rows of `x` along the entries of each row.
+class Factors(NamedTuple):
+    """A_ij = dst[i] * weight[e] * src[j] for the entry e at row i and column j; None: ones.
+
+    Attributes:
+        weight: (nnz,), or (nnz, H) with x (K, H, ...).
+        position: int32 or int64 (nnz,), where each entry's weight is; None: in order.
+        src: (K,).
+        dst: (R,).
+    """
+
+    weight: Tensor | None = None
+    position: Tensor | None = None
+    src: Tensor | None = None
+    dst: Tensor | None = None
+
+    def for_rows_of(self, dtype: torch.dtype) -> "Factors":
+        """Return factors of the dtype that rows of this dtype are added up in, and contiguous."""
+        wide = torch.promote_types(dtype, torch.float32)
+        weight, position = self.weight, self.position
+        if weight is not None:
+            weight = weight.to(wide).contiguous()
+            if position is not None and position.dtype != torch.int32:
+                weight, position = weight.index_select(0, position), None
+        src, dst = (None if f is None else f.to(wide).contiguous() for f in (self.src, self.dst))
+        return Factors(weight, None if weight is None else position, src, dst)
+
+
+NO_FACTORS = Factors()
+
+
+def spmm_sum(
+    csr: CSR, x: Tensor, factors: Factors = NO_FACTORS, *, out: Tensor | None = None
+) -> Tensor:
+    """Sum rows of `x`, times factors, along the entries of each row.
+
+    Half precision is added up in float32.
 
     Args:
         csr: (R, K) structure.
         x: (K, ...), one row per column of `csr`.
-        weight: None (all ones), (nnz,), or (nnz, H) with `x` (K, H, ...).
+        factors: Of the entries.
+        out: (R, ...), like `x`, with contiguous rows; the sum is added into it.
 
     Returns:
-        (R, ...), like `x`; zero for rows without entries.
+        `out`, or a new tensor (R, ...) like `x`; zero for rows without entries.
     """
-    trailing = x.shape[1:]
-    if csr.nnz == 0 or x.numel() == 0:
-        return x.new_zeros((csr.num_rows, *trailing))
-    if x.dtype in SPARSE_MM_DTYPES and (weight is None or weight.dim() == 1):
-        values = x.new_ones(csr.nnz) if weight is None else weight
-        out: Tensor = csr.matrix(values) @ x.reshape(csr.num_cols, -1)
-        return out.view(csr.num_rows, *trailing)
-    return _gather_scatter(csr, x, weight)
+    if out is not None and csr.nnz == 0:
+        return out  # nothing to add: do not read and write every row for it
+    args = (csr.indptr, csr.indices, _matrix(x), *factors.for_rows_of(x.dtype))
+    if out is not None:
+        kernels.spmm_add(_matrix(out, copy=False), *args)
+        return out
+    result: Tensor = kernels.spmm(*args)
+    return result.view(csr.num_rows, *x.shape[1:])
 
 
-def _gather_scatter(csr: CSR, x: Tensor, weight: Tensor | None) -> Tensor:
-    # Half precision is accumulated in float32.
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    messages = x.index_select(0, csr.indices).to(dtype)
-    if weight is not None:
-        messages = messages * _broadcast(weight, messages)
-    out = messages.new_zeros((csr.num_rows, *x.shape[1:])).index_add_(0, csr.rows, messages)
-    return out.to(x.dtype)
+def spmm_extreme(
+    csr: CSR, x: Tensor, reduce: str, *, onto: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Take the largest (`max`) or smallest (`min`) element along the entries of each row.
+
+    Args:
+        csr: (R, K) structure.
+        x: (K, ...).
+        reduce: `max` or `min`.
+        onto: Values and counts of other entries, to go on from; changed in place.
+
+    Returns:
+        Values (R, ...) like `x`, minus (plus) infinity for rows without entries, and int32
+        (R, ...), how many entries reach each value.
+    """
+    shape = (csr.num_rows, *x.shape[1:])
+    out, count = onto or (x.new_empty(shape), x.new_empty(shape, dtype=torch.int32))
+    kernels.spmm_extreme(
+        _matrix(out, copy=False),
+        _matrix(count, copy=False),
+        csr.indptr,
+        csr.indices,
+        _matrix(x),
+        reduce == "max",
+        onto is not None,
+    )
+    return out, count
+
+
+def spmm_where_equal(csr: CSR, x: Tensor, second: Tensor, own: Tensor) -> Tensor:
+    """Sum second[column] where x[column] equals own[row], along the entries of each row.
+
+    Args:
+        csr: (R, K) structure.
+        x: (K, ...).
+        second: (K, ...), like `x`.
+        own: (R, ...), like rows of `x`.
+
+    Returns:
+        (R, ...), like `own`.
+    """
+    rows = (_matrix(x.contiguous()), _matrix(second.contiguous()), _matrix(own))
+    out: Tensor = kernels.spmm_where_equal(csr.indptr, csr.indices, *rows)
+    return out.view(own.shape)
 
 
 def sddmm(csr: CSR, rows: Tensor, columns: Tensor, heads: bool) -> Tensor:
@@ -67,45 +138,12 @@ def sddmm(csr: CSR, rows: Tensor, columns: Tensor, heads: bool) -> Tensor:
     return product.flatten(kept).sum(-1) if product.dim() > kept else product
 
 
-def spmm_extreme(csr: CSR, x: Tensor, reduce: str) -> Tensor:
-    """Take the largest (`max`) or smallest (`min`) element along the entries of each row.
-
-    Returns:
-        (R, ...), like `x`; minus (plus) infinity for rows without entries.
-    """
-    fill = float("-inf") if reduce == "max" else float("inf")
-    out = x.new_full((csr.num_rows, *x.shape[1:]), fill)
-    if csr.nnz == 0 or x.numel() == 0:
-        return out
-    index = _broadcast(csr.rows, x).expand(-1, *x.shape[1:])
-    messages = x.index_select(0, csr.indices)
-    return out.scatter_reduce_(0, index, messages, f"a{reduce}", include_self=True)
-
-
-def tie_counts(csr: CSR, x: Tensor, out: Tensor) -> Tensor:
-    """Count, for each element of `out`, the entries that reach it.
-
-    Args:
-        csr: (R, K) structure.
-        x: (K, ...).
-        out: (R, ...), the extreme values.
-
-    Returns:
-        (R, ...) of the dtype of `x`.
-    """
-    hit = x.index_select(0, csr.indices) == out.index_select(0, csr.rows)
-    return torch.zeros_like(out).index_add_(0, csr.rows, hit.to(out.dtype))
-
-
-def tie_gradient(csr: CSR, x: Tensor, out: Tensor, share: Tensor) -> Tensor:
-    """Send `share` (R, ...) back to every entry that reaches the extreme value.
-
-    Returns:
-        (K, ...), like `x`.
-    """
-    hit = x.index_select(0, csr.indices) == out.index_select(0, csr.rows)
-    messages = share.index_select(0, csr.rows) * hit
-    return torch.zeros_like(x).index_add_(0, csr.indices, messages)
+def _matrix(rows: Tensor, *, copy: bool = True) -> Tensor:
+    """Return rows as a matrix whose rows are contiguous; without a copy only if it can be."""
+    if rows.dim() != 2:
+        width = rows.shape[1:].numel()
+        rows = rows.reshape(rows.size(0), width) if copy else rows.view(rows.size(0), width)
+    return rows.contiguous() if copy and rows.size(1) > 1 and rows.stride(1) != 1 else rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +162,11 @@ class SparseRows:
     def shape(self) -> tuple[int, int]:
         """(n, F)."""
         return self.csr.num_rows, self.csr.num_cols
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        return self.values.dtype
 
     def size(self, dim: int) -> int:
         """Return one of the two sizes, as of a tensor."""
@@ -145,12 +188,6 @@ class SparseRows:
             return SparseRows(self.csr, self.values.to(target))
         return SparseRows(self.csr.to(target), self.values.to(target))
 
-    @cached_property
-    def transposed(self) -> tuple[CSR, Tensor]:
-        """The transposed structure and its values."""
-        transposed = self.csr.transpose
-        return transposed.csr, transposed.take(self.values)
-
 
 class _SparseMatmul(torch.autograd.Function):
     """rows @ dense, and its gradient for `dense`."""
@@ -158,14 +195,11 @@ class _SparseMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, dense):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         ctx.rows = rows
-        return spmm_sum(rows.csr, dense, rows.values.to(dense.dtype))
+        return spmm_sum(rows.csr, dense, Factors(rows.values))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
-        csr, values = ctx.rows.transposed
-        return None, spmm_sum(csr, grad, values.to(grad.dtype))
-
-
-def _broadcast(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(*values.shape, *(1,) * (like.dim() - values.dim()))
+        transposed = ctx.rows.csr.transpose
+        factors = Factors(ctx.rows.values, transposed.position)
+        return None, spmm_sum(transposed.csr, grad, factors)

@@ -106,10 +106,14 @@ class Shard:
         )
 
     def with_dtype(self, dtype: torch.dtype) -> "Shard":
-        """Return the shard with features and edge weights of another floating dtype."""
+        """Return the shard with features and edge weights of another floating dtype.
+
+        Edge weights have 32 bits at least: they are factors, of which sums are made.
+        """
         structure = self.structure
         if structure.edge_weight is not None:
-            structure = replace(structure, edge_weight=structure.edge_weight.to(dtype))
+            wide = torch.promote_types(dtype, torch.float32)
+            structure = replace(structure, edge_weight=structure.edge_weight.to(wide))
         features = None if self.features is None else self.features.to(dtype)
         return self.replace(structure=structure, features=features)
 

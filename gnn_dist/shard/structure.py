@@ -1,6 +1,6 @@
 """The graph structure that a layer runs on: destinations, their sources, and who these are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -25,12 +25,14 @@ class Structure:
         degree: float64 (num_src,), weighted in-degree of each source in the whole graph, its own
             loop counted once: with weight 1, or with the loop's own weight where it has one.
         edge_weight: Floating (e,), or None for ones.
+        symmetric: Over all ranks, each edge has its reverse, as often and with equal weight.
     """
 
     csr: CSR
     src_id: Tensor
     degree: Tensor
     edge_weight: Tensor | None = None
+    symmetric: bool = False
 
     @property
     def num_dst(self) -> int:
@@ -53,34 +55,46 @@ class Structure:
         return edge_ids(src, dst, csr.copy_number)
 
     @cached_property
-    def loop_edge_weight(self) -> Tensor:
-        """(nnz,) weights of `csr.with_self_loops`; a new loop has 1, an old one keeps its own."""
+    def loop_edge_weight(self) -> Tensor | None:
+        """(nnz,) weights of `csr.with_self_loops`; a new loop has 1, an old one keeps its own.
+
+        None without edge weights: all are 1.
+        """
+        if self.edge_weight is None:
+            return None
         csr, position = self.csr.self_loop_origin
-        if self.edge_weight is None or position is None:
-            return torch.ones(csr.nnz, dtype=self.degree.dtype, device=csr.device)
-        loop_weight = own_loop_weight(self.csr, self.edge_weight)
-        is_loop = position < 0
-        return torch.where(
-            is_loop, loop_weight[csr.rows], self.edge_weight[position.clamp(min=0)].to(loop_weight)
-        )
+        weight = own_loop_weight(self.csr, self.edge_weight).to(self.edge_weight)
+        if position is None:
+            return self.edge_weight
+        kept = self.edge_weight.index_select(0, position.clamp(min=0))
+        return torch.where(position < 0, weight[csr.rows], kept)
+
+    def is_own_weight(self, weight: Tensor | None) -> bool:
+        """Return whether weights of edges are the structure's own (or all one)."""
+        if weight is None or weight is self.edge_weight:
+            return True
+        return weight is self.__dict__.get("loop_edge_weight")
 
     @cached_property
-    def gcn_weight(self) -> Tensor:
-        """float64 (nnz,) of `csr.with_self_loops`: weight / sqrt(degree of both ends).
+    def gcn_scale(self) -> Tensor:
+        """float64 (num_src,), 1 / sqrt(degree), in the whole graph; 0 where the degree is 0.
+
+        An edge of the normalised adjacency with self-loops weighs this at both its ends.
 
         Source: "Semi-Supervised Classification with Graph Convolutional Networks" (Kipf, Welling),
-        arXiv 1609.02907, section 2, the renormalised adjacency. Degrees are the whole graph's.
+        arXiv 1609.02907, section 2, the renormalised adjacency.
         """
-        csr = self.csr.with_self_loops
         scale = self.degree.pow(-0.5)
-        scale = scale.masked_fill(scale.isinf(), 0.0)
-        return scale[csr.indices.long()] * self.loop_edge_weight * scale[csr.rows]
+        return scale.masked_fill(scale.isinf(), 0.0)
 
     def to(self, device: torch.device) -> "Structure":
         """Return the structure on another device."""
-        weight = None if self.edge_weight is None else self.edge_weight.to(device)
-        return Structure(
-            self.csr.to(device), self.src_id.to(device), self.degree.to(device), weight
+        return replace(
+            self,
+            csr=self.csr.to(device),
+            src_id=self.src_id.to(device),
+            degree=self.degree.to(device),
+            edge_weight=None if self.edge_weight is None else self.edge_weight.to(device),
         )
 
 

@@ -108,8 +108,9 @@ class LoopConfig:
     """Epochs between checkpoints; one is also made every minute, and at the end."""
     seed: int = 0
     """Of the initial parameters and of every draw."""
-    precision: Literal["fp32", "fp64"] = "fp32"
-    """Floating dtype of features and parameters."""
+    precision: Literal["fp32", "fp64", "bf16"] = "fp32"
+    """Floating dtype of features and parameters; bf16: of rows and products, by autocast, with
+    parameters and sums in fp32."""
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""

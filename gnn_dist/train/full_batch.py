@@ -1,7 +1,7 @@
 """Full-batch training: one step is one pass over all shards."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
 from gnn_dist.errors import GnnDistError
-from gnn_dist.halo.block import Block
+from gnn_dist.halo.block import Block, Constant
 from gnn_dist.halo.exchange import make_exchange
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
@@ -25,11 +25,17 @@ __all__ = ["FullBatch", "StepReport", "shard_blocks"]
 def shard_blocks(
     shard: Shard, transport: Transport, *, layers: int, halo: str, meter: Meter | None = None
 ) -> list[Block]:
-    """Return the blocks of a model of some layers on a shard: one structure, an exchange each."""
+    """Return the blocks of a model of some layers on a shard: one structure, an exchange each.
+
+    The features, as the rows of the first layer, count as constant.
+    """
+    features = shard.features
+    constant = Constant(features) if isinstance(features, Tensor) else None
     return [
         Block(
             shard.structure,
             make_exchange(shard.plan, transport, halo, layer=layer, meter=meter),
+            constant if layer == 0 else None,
         )
         for layer in range(layers)
     ]
@@ -61,7 +67,8 @@ class FullBatch:
 
     Args:
         model: Takes `(features, blocks)`.
-        shard: This rank's shard, which predictions are made on.
+        shard: This rank's shard, which predictions are made on. With features in bfloat16, layers
+            compute in it by autocast.
         world: The ranks.
         halo: The halo policy of training. Predictions are exact.
         train_on: The shard to train on, if not `shard` (inductive training).
@@ -88,6 +95,10 @@ class FullBatch:
             self.train_shard, world.transport, layers=layers, halo=halo, meter=self.meter
         )
         self._exact_blocks = shard_blocks(shard, world.transport, layers=layers, halo="overlap")
+        if train_on is None:
+            # What is made of the features once serves both; every policy so far is exact.
+            first = self._train_blocks[0].constant
+            self._exact_blocks[0] = replace(self._exact_blocks[0], constant=first)
         self._gradients = FlatGradients(model.parameters())
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
@@ -102,7 +113,7 @@ class FullBatch:
         self.model.train()
         set_step(self.model, seed=self.seed, step=epoch)
         self._gradients.zero()
-        logits = self.model(self.train_shard.required_features, self._train_blocks)
+        logits = self._logits(self.train_shard, self._train_blocks)
         loss = node_loss(logits, self.task.y, self.task.masks["train"], self.task.num_train)
         loss.backward()  # type: ignore[no-untyped-call]
         with self.meter.timed(GRAD_SYNC):
@@ -128,5 +139,12 @@ class FullBatch:
     def predict(self) -> Tensor:
         """Collective. Return logits (n, C) of the owned nodes, exactly, without dropout."""
         self.model.eval()
-        out: Tensor = self.model(self.shard.required_features, self._exact_blocks)
-        return out
+        return self._logits(self.shard, self._exact_blocks)
+
+    def _logits(self, shard: Shard, blocks: list[Block]) -> Tensor:
+        """Collective. Return the model's output, of 32 bits at least."""
+        features = shard.required_features
+        half = features.dtype == torch.bfloat16  # then products and their rows are, too
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
+            out: Tensor = self.model(features, blocks)
+        return out.to(torch.promote_types(out.dtype, torch.float32))

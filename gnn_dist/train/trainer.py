@@ -35,7 +35,7 @@ from gnn_dist.train.task import NodeTask, make_task
 __all__ = ["Progress", "Trainer"]
 
 LOG = logging.getLogger(__name__)
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+ROW_DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 CHECKPOINT_S = 60.0  # at most between two checkpoints, whatever the number of epochs
 LINES_PER_RUN = 20  # log lines of a run without a progress bar
 
@@ -91,7 +91,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, shard: Shard, world: World, dataset: str = "") -> None:
         self.config, self.world = config, world
         self.dataset = dataset or shard.meta.dataset
-        self.shard = shard.with_dtype(DTYPES[config.precision])
+        self.shard = shard.with_dtype(ROW_DTYPES[config.precision])
         self.shard.required_features  # noqa: B018 - refuse a graph without features at once
         task = make_task(self.shard, config.split, world)
         self.metric = metric_name(config.metric, task)
@@ -288,7 +288,8 @@ def make_model(config: TrainConfig, shard: Shard, task: NodeTask, world: World) 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = build_model(config.model, shape, world.transport)
-    model.to(device=world.device, dtype=DTYPES[config.precision])
+    dtype = torch.promote_types(ROW_DTYPES[config.precision], torch.float32)
+    model.to(device=world.device, dtype=dtype)
     broadcast_state(model, world.transport)
     return model
 

@@ -5,6 +5,7 @@
 namespace GNN_DIST_ISA {
 
 using gnn_dist::Columns;
+using gnn_dist::Piece;
 using gnn_dist::SpmmCall;
 
 constexpr int64_t kAhead = 8;  // entries between asking for a source row and using it
@@ -34,9 +35,10 @@ GNN_DIST_INLINE accumulate_t<S> coefficient(const SpmmCall& call, int64_t entry,
 template <class S, int W, int NV, bool kPlain>
 struct Sum {
   using A = accumulate_t<S>;
+  static constexpr bool kTwoSources = false;
   vec<A, W> value[NV];
 
-  GNN_DIST_INLINE void clear() {
+  GNN_DIST_INLINE void begin(const SpmmCall&, Columns, Cover<W, NV>, int64_t) {
     for (int i = 0; i < NV; ++i) value[i] = vec<A, W>{};
   }
   GNN_DIST_INLINE void take(const SpmmCall& call, const S* x, Cover<W, NV> cover, int64_t entry,
@@ -78,10 +80,11 @@ template <class S, int W, int NV, bool kLargest>
 struct Extreme {
   using A = accumulate_t<S>;
   using I = int_t<A>;
+  static constexpr bool kTwoSources = false;
   vec<A, W> value[NV];
   vec<I, W> count[NV];
 
-  GNN_DIST_INLINE void clear() {
+  GNN_DIST_INLINE void begin(const SpmmCall&, Columns, Cover<W, NV>, int64_t) {
     const A worst = kLargest ? -__builtin_inf() : __builtin_inf();
     for (int i = 0; i < NV; ++i) {
       value[i] = broadcast<A, W>(worst);
@@ -132,6 +135,45 @@ struct Extreme {
   }
 };
 
+// The sum of `second` over the entries whose x equals the row's own value.
+template <class S, int W, int NV>
+struct WhereEqual {
+  using A = accumulate_t<S>;
+  static constexpr bool kTwoSources = true;
+  vec<A, W> own[NV];
+  Sum<S, W, NV, true> sum;
+
+  GNN_DIST_INLINE void begin(const SpmmCall& call, Columns columns, Cover<W, NV> cover,
+                             int64_t row) {
+    const S* from = static_cast<const S*>(call.own) + row * call.own_stride + columns.first;
+    for (int i = 0; i < NV; ++i) own[i] = load<S, W>(from + cover.offset(i));
+    sum.begin(call, columns, cover, row);
+  }
+  GNN_DIST_INLINE void take(const SpmmCall& call, const S* x, Cover<W, NV> cover, int64_t,
+                            int32_t) {
+    const S* second = static_cast<const S*>(call.second) + (x - static_cast<const S*>(call.x));
+    for (int i = 0; i < NV; ++i) {
+      const auto part = load<S, W>(second + cover.offset(i));
+      sum.value[i] += load<S, W>(x + cover.offset(i)) == own[i] ? part : vec<A, W>{};
+    }
+  }
+  GNN_DIST_INLINE void save(Cover<W, NV> cover, void* partial) const { sum.save(cover, partial); }
+  GNN_DIST_INLINE void merge(Cover<W, NV> cover, const void* partial) {
+    sum.merge(cover, partial);
+  }
+  GNN_DIST_INLINE void finish(const SpmmCall& call, Columns columns, Cover<W, NV> cover,
+                              int64_t row) {
+    sum.finish(call, columns, cover, row);
+  }
+};
+
+// Asks for a row; a column out of range is harmless here and found when its turn comes.
+template <class S>
+GNN_DIST_INLINE void prefetch_row(const S* x, int64_t column, int64_t stride, int64_t bytes) {
+  const auto offset = static_cast<uintptr_t>(column * stride) * sizeof(S);
+  prefetch_bytes(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + offset), bytes);
+}
+
 // Takes the entries [begin, end) in order.
 template <class S, int W, int NV, class Reducer>
 GNN_DIST_INLINE bool walk(const SpmmCall& call, Columns columns, int64_t begin, int64_t end,
@@ -143,10 +185,11 @@ GNN_DIST_INLINE bool walk(const SpmmCall& call, Columns columns, int64_t begin, 
   for (int64_t entry = begin; entry < end; ++entry) {
     if (entry + kAhead < call.nnz) {
       const int64_t column = call.indices[entry + kAhead];
-      prefetch_bytes(reinterpret_cast<const void*>(
-                         reinterpret_cast<uintptr_t>(x) +
-                         static_cast<uintptr_t>(column * call.x_stride) * sizeof(S)),
-                     bytes);
+      prefetch_row(x, column, call.x_stride, bytes);
+      if constexpr (Reducer::kTwoSources) {
+        const S* second = static_cast<const S*>(call.second) + columns.first;
+        prefetch_row(second, column, call.x_stride, bytes);
+      }
     }
     const int32_t column = call.indices[entry];
     if (__builtin_expect(static_cast<uint64_t>(static_cast<int64_t>(column)) >= num_cols, 0)) {
@@ -164,7 +207,7 @@ bool rows(const SpmmCall& call, Columns columns, int64_t row_begin, int64_t row_
     const int64_t begin = call.indptr[row], end = call.indptr[row + 1];
     if (end - begin > gnn_dist::kPieceEntries) continue;  // done in pieces
     Reducer reducer;
-    reducer.clear();
+    reducer.begin(call, columns, cover, row);
     if (!walk<S, W, NV>(call, columns, begin, end, reducer)) return false;
     reducer.finish(call, columns, cover, row);
   }
@@ -172,11 +215,12 @@ bool rows(const SpmmCall& call, Columns columns, int64_t row_begin, int64_t row_
 }
 
 template <class S, int W, int NV, class Reducer>
-bool piece(const SpmmCall& call, Columns columns, int64_t begin, int64_t end, void* partial) {
+bool piece(const SpmmCall& call, Columns columns, Piece at, void* partial) {
+  const Cover<W, NV> cover(columns.width);
   Reducer reducer;
-  reducer.clear();
-  if (!walk<S, W, NV>(call, columns, begin, end, reducer)) return false;
-  reducer.save(Cover<W, NV>(columns.width), partial);
+  reducer.begin(call, columns, cover, at.row);
+  if (!walk<S, W, NV>(call, columns, at.begin, at.end, reducer)) return false;
+  reducer.save(cover, partial);
   return true;
 }
 
@@ -185,7 +229,7 @@ void finish(const SpmmCall& call, Columns columns, int64_t row, const void* part
             int64_t num_pieces) {
   const Cover<W, NV> cover(columns.width);
   Reducer reducer;
-  reducer.clear();
+  reducer.begin(call, columns, cover, row);
   for (int64_t i = 0; i < num_pieces; ++i) {
     reducer.merge(cover, static_cast<const char*>(partials) + i * gnn_dist::kPartialBytes);
   }
@@ -194,20 +238,28 @@ void finish(const SpmmCall& call, Columns columns, int64_t row, const void* part
 
 // Which reducer: a plain sum has no factors.
 template <int kReduce>
-struct SumOrExtreme {
+struct ReducerOf {
   template <class S, int W, int NV, class F>
   static GNN_DIST_INLINE auto with(const SpmmCall&, F f) {
     return f.template operator()<S, W, NV, Extreme<S, W, NV, kReduce == gnn_dist::kMax>>();
   }
 };
 template <>
-struct SumOrExtreme<gnn_dist::kSum> {
+struct ReducerOf<gnn_dist::kSum> {
   template <class S, int W, int NV, class F>
   static GNN_DIST_INLINE auto with(const SpmmCall& call, F f) {
     if (call.weight == nullptr && call.src_scale == nullptr) {
       return f.template operator()<S, W, NV, Sum<S, W, NV, true>>();
     }
     return f.template operator()<S, W, NV, Sum<S, W, NV, false>>();
+  }
+};
+
+template <>
+struct ReducerOf<gnn_dist::kWhereEqual> {
+  template <class S, int W, int NV, class F>
+  static GNN_DIST_INLINE auto with(const SpmmCall&, F f) {
+    return f.template operator()<S, W, NV, WhereEqual<S, W, NV>>();
   }
 };
 
@@ -253,11 +305,11 @@ struct CallRows {
 struct CallPiece {
   const SpmmCall& call;
   Columns columns;
-  int64_t begin, end;
+  Piece at;
   void* partial;
   template <class S, int W, int NV, class Reducer>
   GNN_DIST_INLINE bool operator()() const {
-    return piece<S, W, NV, Reducer>(call, columns, begin, end, partial);
+    return piece<S, W, NV, Reducer>(call, columns, at, partial);
   }
 };
 
@@ -275,102 +327,35 @@ struct CallFinish {
 
 template <class S, int kReduce>
 bool any_rows(const SpmmCall& call, Columns columns, int64_t begin, int64_t end) {
-  return with_cover<S, SumOrExtreme<kReduce>>(call, columns.width,
+  return with_cover<S, ReducerOf<kReduce>>(call, columns.width,
                                               CallRows{call, columns, begin, end});
 }
 
 template <class S, int kReduce>
-bool any_piece(const SpmmCall& call, Columns columns, int64_t begin, int64_t end, void* partial) {
-  return with_cover<S, SumOrExtreme<kReduce>>(call, columns.width,
-                                              CallPiece{call, columns, begin, end, partial});
+bool any_piece(const SpmmCall& call, Columns columns, Piece at, void* partial) {
+  return with_cover<S, ReducerOf<kReduce>>(call, columns.width,
+                                           CallPiece{call, columns, at, partial});
 }
 
 template <class S, int kReduce>
 void any_finish(const SpmmCall& call, Columns columns, int64_t row, const void* partials,
                 int64_t num_pieces) {
-  with_cover<S, SumOrExtreme<kReduce>>(call, columns.width,
+  with_cover<S, ReducerOf<kReduce>>(call, columns.width,
                                        CallFinish{call, columns, row, partials, num_pieces});
-}
-
-// grad[row] = sum over the row's entries of share[column] where x[row] == own[column].
-template <class S, int W, int NV>
-bool extreme_grad_rows(const SpmmCall& call, const void* own_rows, int64_t own_stride,
-                       const void* share_rows, int64_t share_stride, Columns columns,
-                       int64_t row_begin, int64_t row_end) {
-  using A = accumulate_t<S>;
-  const Cover<W, NV> cover(columns.width);
-  const S* x = static_cast<const S*>(call.x) + columns.first;
-  const S* own = static_cast<const S*>(own_rows) + columns.first;
-  const S* share = static_cast<const S*>(share_rows) + columns.first;
-  const int64_t bytes = columns.width * static_cast<int64_t>(sizeof(S));
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    vec<A, W> mine[NV], sum[NV];
-    for (int i = 0; i < NV; ++i) {
-      mine[i] = load<S, W>(x + row * call.x_stride + cover.offset(i));
-      sum[i] = vec<A, W>{};
-    }
-    for (int64_t entry = call.indptr[row]; entry < call.indptr[row + 1]; ++entry) {
-      if (entry + kAhead < call.nnz) {
-        const int64_t next = call.indices[entry + kAhead];
-        if (next >= 0 && next < call.num_cols) {
-          prefetch_bytes(own + next * own_stride, bytes);
-          prefetch_bytes(share + next * share_stride, bytes);
-        }
-      }
-      const int64_t column = call.indices[entry];
-      if (column < 0 || column >= call.num_cols) return false;
-      for (int i = 0; i < NV; ++i) {
-        const auto value = load<S, W>(own + column * own_stride + cover.offset(i));
-        const auto part = load<S, W>(share + column * share_stride + cover.offset(i));
-        sum[i] += value == mine[i] ? part : vec<A, W>{};
-      }
-    }
-    S* out = static_cast<S*>(call.out) + row * call.out_stride + columns.first;
-    for (int i = 0; i < NV; ++i) store<S, W>(out + cover.offset(i), sum[i]);
-  }
-  return true;
-}
-
-struct JustCover {
-  template <class S, int W, int NV, class F>
-  static GNN_DIST_INLINE auto with(const SpmmCall&, F f) {
-    return f.template operator()<S, W, NV>();
-  }
-};
-
-struct CallExtremeGrad {
-  const SpmmCall& call;
-  const void *own, *share;
-  int64_t own_stride, share_stride;
-  Columns columns;
-  int64_t begin, end;
-  template <class S, int W, int NV>
-  GNN_DIST_INLINE bool operator()() const {
-    return extreme_grad_rows<S, W, NV>(call, own, own_stride, share, share_stride, columns, begin,
-                                       end);
-  }
-};
-
-template <class S>
-bool extreme_grad(const SpmmCall& call, const void* own, int64_t own_stride, const void* share,
-                  int64_t share_stride, Columns columns, int64_t begin, int64_t end) {
-  return with_cover<S, JustCover>(
-      call, columns.width,
-      CallExtremeGrad{call, own, share, own_stride, share_stride, columns, begin, end});
 }
 
 template <class S, int kReduce>
 constexpr gnn_dist::SpmmLoops loops = {any_rows<S, kReduce>, any_piece<S, kReduce>,
                                        any_finish<S, kReduce>};
 
-#define GNN_DIST_LOOPS(S) \
-  { loops<S, gnn_dist::kSum>, loops<S, gnn_dist::kMax>, loops<S, gnn_dist::kMin> }
+#define GNN_DIST_LOOPS(S)                                      \
+  {loops<S, gnn_dist::kSum>, loops<S, gnn_dist::kMax>, \
+   loops<S, gnn_dist::kMin>, loops<S, gnn_dist::kWhereEqual>}
 
 }  // namespace GNN_DIST_ISA
 
 namespace gnn_dist {
 using namespace GNN_DIST_ISA;
 GNN_DIST_TABLE(SpmmKernels, spmm) = {
-    {GNN_DIST_LOOPS(float), GNN_DIST_LOOPS(double), GNN_DIST_LOOPS(bf16), GNN_DIST_LOOPS(f16)},
-    {extreme_grad<float>, extreme_grad<double>, extreme_grad<bf16>, extreme_grad<f16>}};
+    {GNN_DIST_LOOPS(float), GNN_DIST_LOOPS(double), GNN_DIST_LOOPS(bf16), GNN_DIST_LOOPS(f16)}};
 }  // namespace gnn_dist

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnn_dist.ops.native import operator
 
-__all__ = ["row_index", "spmm", "spmm_add", "spmm_extreme", "spmm_extreme_grad"]
+__all__ = ["row_index", "spmm", "spmm_add", "spmm_extreme", "spmm_where_equal"]
 
 INT32_LIMIT = 2**31
 
@@ -115,18 +115,24 @@ def spmm_extreme(
     indices: Tensor,
     x: Tensor,
     largest: bool,
+    add: bool,
 ) -> None:
-    """Take the largest (or smallest) element of `out` and of x over each row's entries, into `out`.
+    """Take the largest (or smallest) element of x over each row's entries, into `out`.
 
     Args:
-        out: (R, F), like `x`; minus (plus) infinity to begin with.
-        count: int32 (R, F): how many entries reach the value; zeros to begin with.
+        out: (R, F), like `x`; minus (plus) infinity for rows without entries.
+        count: int32 (R, F): how many entries reach the value.
         indptr: int64 (R + 1,).
         indices: int32 (nnz,).
-        x: (K, F).
+        x: (K, F). A NaN beats every number.
         largest: Maximum instead of minimum.
+        add: Go on from what `out` and `count` hold.
     """
     nnz = indices.numel()
+    if not add:
+        out.fill_(float("-inf") if largest else float("inf"))
+        if count is not None:
+            count.zero_()
     if nnz == 0 or x.numel() == 0:
         return
     rows, messages = row_index(indptr, nnz), x.index_select(0, indices)
@@ -139,22 +145,24 @@ def spmm_extreme(
         count.index_add_(0, rows, hit.int())
 
 
-@operator(lambda indptr, indices, x, out, share: torch.empty_like(x))
-def spmm_extreme_grad(
-    indptr: Tensor, indices: Tensor, x: Tensor, out: Tensor, share: Tensor
+@operator(lambda indptr, indices, x, second, own: torch.empty_like(own))
+def spmm_where_equal(
+    indptr: Tensor, indices: Tensor, x: Tensor, second: Tensor, own: Tensor
 ) -> Tensor:
-    """Return (C, F): the sum of share[r] over x's out-entries, where out[r] equals x.
+    """Sum second[column] where x[column] equals own[row], over each row's entries.
 
     Args:
-        indptr: int64 (C + 1,), of the transposed structure.
-        indices: int32 (nnz,), rows of the structure.
-        x: (C, F), the sources.
-        out: (R, F), the extreme values.
-        share: (R, F), the gradient of each of the entries that reach the value.
+        indptr: int64 (R + 1,).
+        indices: int32 (nnz,).
+        x: (K, F).
+        second: (K, F), like `x`.
+        own: (R, F).
+
+    Returns:
+        (R, F), like `own`.
     """
-    nnz = indices.numel()
-    columns = row_index(indptr, nnz)
-    hit = x.index_select(0, columns) == out.index_select(0, indices)
+    rows = row_index(indptr, indices.numel())
+    hit = x.index_select(0, indices) == own.index_select(0, rows)
     wide = torch.promote_types(x.dtype, torch.float32)
-    messages = share.index_select(0, indices).to(wide) * hit
-    return messages.new_zeros(x.shape).index_add_(0, columns, messages).to(x.dtype)
+    messages = second.index_select(0, indices).to(wide) * hit
+    return messages.new_zeros(own.shape).index_add_(0, rows, messages).to(own.dtype)
