@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "parallel.h"
+#include "pool.h"
 #include "schedule.h"
 
 namespace gnn_dist {
@@ -141,11 +142,9 @@ struct Setting {
     return tensor.data_ptr();
   }
   Tensor new_numbers(const Tensor& like, int64_t rows, int64_t columns) const {
-    const Tensor out =
-        torch::stable::new_empty(like, {rows, columns}, accumulate_dtype(dtype));
-    advise_huge_pages(out.data_ptr(),
-                      rows * columns * static_cast<int64_t>(out.element_size()));
-    return out;
+    const ScalarType wide = accumulate_dtype(dtype);
+    if (wide == dtype) return new_rows(like, rows, columns);
+    return torch::stable::new_empty(like, {rows, columns}, wide);
   }
   bool is_empty() const { return heads * width == 0; }
 };

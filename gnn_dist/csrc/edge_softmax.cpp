@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "parallel.h"
+#include "pool.h"
 #include "schedule.h"
 
 namespace gnn_dist {

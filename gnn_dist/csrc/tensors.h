@@ -5,10 +5,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -76,27 +72,6 @@ inline RowsView rows_view(const Tensor& tensor, const char* name) {
         " must have contiguous rows");  // strides of nothing may be anything
   return {tensor.data_ptr(), tensor.size(0), tensor.size(1), tensor.stride(0),
           tensor.scalar_type()};
-}
-
-// Asks for huge pages under a large new buffer. Where the system gives them, first use costs one
-// page fault for 2 MiB instead of 512, and random rows need fewer address translations.
-inline void advise_huge_pages(void* data, int64_t num_bytes) {
-#if defined(__linux__)
-  constexpr uintptr_t kPage = uintptr_t{2} << 20;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(num_bytes)) /
-                        kPage * kPage;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data, (void)num_bytes;
-#endif
-}
-
-// An uninitialised matrix like `like`.
-inline Tensor new_rows(const Tensor& like, int64_t num_rows, int64_t width) {
-  const Tensor out = torch::stable::new_empty(like, {num_rows, width});
-  advise_huge_pages(out.data_ptr(), num_rows * width * static_cast<int64_t>(out.element_size()));
-  return out;
 }
 
 struct CsrView {
