@@ -418,6 +418,18 @@ struct Heads {
   // out[j] = the sum over a head's columns of term(entry, column, position in a packed row).
   template <class Term>
   GNN_DIST_INLINE void sums(int count, A* out, Term term) const {
+    if (vectors == 1 && heads % 8 == 0 && width == W) {
+      // Eight heads side by side: all addresses are constants away from the first.
+      for (int64_t e = 0; e < count; ++e) {
+        for (int64_t h = 0; h < heads; h += 8) {
+          vec<A, W> sum[8];
+#pragma GCC unroll 8
+          for (int i = 0; i < 8; ++i) sum[i] = term(e, (h + i) * W, (h + i) * W);
+          sums_of_eight(sum, out + e * lanes + h);
+        }
+      }
+      return;
+    }
     const int64_t total = count * lanes;
     const int shift = __builtin_ctzll(static_cast<uint64_t>(lanes));
     for (int64_t j = 0; j < total; j += 8) {
@@ -487,33 +499,60 @@ struct Heads {
       to[h] = horizontal_sum<A, W>(sum);
     }
   }
-  // sums = factor * sums + the batch's rows, each head with its coefficient.
+  // to = factor * to + the batch's rows, each head with its coefficient.
   template <bool kScale, bool kPrefetch>
   GNN_DIST_NOINLINE void add(const FarRows<S>& far, const A* coefficient, const A* factor,
                              int count, A* to) const {
+    if (packed == width && heads * vectors % 8 == 0) {
+      if (vectors == 1) return add_eights<kScale, kPrefetch, 1>(far, coefficient, factor, count, to);
+      if (vectors == 2) return add_eights<kScale, kPrefetch, 2>(far, coefficient, factor, count, to);
+      if (vectors == 4) return add_eights<kScale, kPrefetch, 4>(far, coefficient, factor, count, to);
+      if (vectors % 8 == 0) {
+        return add_eights<kScale, kPrefetch, 8>(far, coefficient, factor, count, to);
+      }
+    }
     for (int64_t h = 0; h < heads; ++h) {
       const A* weight = coefficient + h;
       const auto one = [&](int64_t column, int64_t at) {
-        vec<A, W> even = load_plain<A, W>(to + at), odd{};
-        if constexpr (kScale) even *= factor[h];
-        if (count == kBatch) {
-#pragma GCC unroll 8
-          for (int e = 0; e < kBatch; ++e) {
-            if constexpr (kPrefetch) far.template prefetch<W>(e, column);
-            (e % 2 == 0 ? even : odd) += weight[e * lanes] * load<S, W>(far.at[e] + column);
-          }
-        } else {
-          for (int e = 0; e < count; ++e) {
-            even += weight[e * lanes] * load<S, W>(far.at[e] + column);
-          }
+        vec<A, W> sum = load_plain<A, W>(to + at);
+        if constexpr (kScale) sum *= factor[h];
+        for (int e = 0; e < count; ++e) {
+          if constexpr (kPrefetch) far.template prefetch<W>(e, column);
+          sum += weight[e * lanes] * load<S, W>(far.at[e] + column);
         }
-        store_plain<A, W>(to + at, even + odd);
+        store_plain<A, W>(to + at, sum);
       };
       vectors_of(h, one);
     }
   }
 
  private:
+  // Eight vectors at a time stay in registers; kVectors of them share a coefficient. They neither
+  // overlap nor leave columns out.
+  template <bool kScale, bool kPrefetch, int kVectors>
+  GNN_DIST_INLINE void add_eights(const FarRows<S>& far, const A* coefficient, const A* factor,
+                                  int count, A* to) const {
+    for (int64_t first = 0; first < heads * vectors; first += 8) {
+      const int64_t head = first / vectors, column = first * W;
+      vec<A, W> sum[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        sum[i] = load_plain<A, W>(to + column + i * W);
+        if constexpr (kScale) sum[i] *= factor[head + i / kVectors];
+      }
+      for (int e = 0; e < count; ++e) {
+        const S* row = far.at[e] + column;
+        const A* weight = coefficient + e * lanes + head;
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+          if constexpr (kPrefetch) far.template prefetch<W>(e, column + i * W);
+          sum[i] += weight[i / kVectors] * load<S, W>(row + i * W);
+        }
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) store_plain<A, W>(to + column + i * W, sum[i]);
+    }
+  }
   // Puts together lanes of two vectors: in the result, lane i belongs to a where bit kStep of i is
   // clear and to b where it is set.
   template <int kStep, int N>
