@@ -41,7 +41,8 @@ EXTRAS = {
 CSRC = Path("gnn_dist/csrc")
 # PyTorch's stable ABI: one build serves every PyTorch from this version on, and every Python.
 TORCH_TARGET_VERSION = "0x020b000000000000"  # 2.11
-COMPILE_ARGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
+COMPILE_ARGS = ["-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fvisibility=hidden"]
+COMPILE_ARGS += ["-Wall", "-Wextra"]
 # GCC 12 warns of its own intrinsics.
 COMPILE_ARGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 # Outside the hot loops each operation rounds by itself, on every CPU: sampling depends on it.
