@@ -48,6 +48,16 @@ def test_gather_copies_any_dtype(instruction_set, dtype):
         same(gather_rows(x, indices(71, 29)), x[indices(71, 29)])
 
 
+def test_large_results_of_whole_cache_lines(instruction_set):
+    # Written past the caches: 33 MiB, rows of 128 bytes.
+    x, index = torch.arange(40 * 32.0).view(40, 32), indices(270_000, 40)
+    out = torch.zeros(270_000, 48)
+    assert torch.equal(gather_rows_into(out[:, :32], x, index), x[index])
+    assert not out[:, 32:].any()
+    with pytest.raises(IndexError):
+        gather_rows(x, torch.full_like(index, 40))
+
+
 def test_gather_keeps_trailing_dimensions():
     index = indices(9, 5)
     for shape in ((5,), (5, 2, 3), (5, 2, 0), (5, 1)):

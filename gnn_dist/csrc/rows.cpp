@@ -19,6 +19,13 @@ int64_t rows_per_task(int64_t row_bytes) {
   return std::clamp<int64_t>(kTaskBytes / (row_bytes + 1), 16, 16384);
 }
 
+// Whether a copying loop should write past the caches, which a result of this size would sweep.
+bool streams(const GatherCall& call) {
+  constexpr int64_t kLine = 64, kLarge = int64_t{32} << 20;
+  return call.width * call.num_index >= kLarge && call.width % kLine == 0 &&
+         call.out_stride % kLine == 0 && reinterpret_cast<uintptr_t>(call.out) % kLine == 0;
+}
+
 struct IndexView {
   const void* data;
   int64_t size;
@@ -52,7 +59,7 @@ void gather(const Tensor& out, const Tensor& x, const Tensor& index) {
     call.x_stride *= size;
     call.out_stride *= size;
     call.width *= size;
-    loop = at.loops->copy;
+    loop = streams(call) ? at.loops->stream : at.loops->copy;
   } else {
     loop = at.loops->convert[float_index(from.dtype, "x")][float_index(to.dtype, "out")];
   }

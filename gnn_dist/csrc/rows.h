@@ -41,6 +41,7 @@ using CheckLoop = bool (*)(const void* index, int64_t begin, int64_t end, int64_
 
 struct IndexedLoops {
   GatherLoop copy;
+  GatherLoop stream;  // for rows that are whole cache lines, where the result is large
   GatherLoop convert[4][4];  // from, to
   ScatterLoop scatter_add[2];  // float32, float64
   SortedLoop add_sorted[2];    // bfloat16, float16

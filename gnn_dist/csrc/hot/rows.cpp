@@ -1,6 +1,10 @@
 // Row movement: whole rows are asked for long before they are used.
 #include "../rows.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "../columns.h"
 #include "../simd.h"
 
@@ -49,9 +53,43 @@ GNN_DIST_INLINE void copy_row(const char* from, char* to, int64_t num_bytes) {
   if (num_bytes == 1) *to = *from;
 }
 
+#if defined(__AVX512F__)
+GNN_DIST_INLINE void stream(char* to, vec<char, 64> value) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bit_cast<__m512i>(value));
+}
+#elif defined(__AVX2__)
+GNN_DIST_INLINE void stream(char* to, vec<char, 32> value) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bit_cast<__m256i>(value));
+}
+#elif defined(__SSE2__)
+GNN_DIST_INLINE void stream(char* to, vec<char, 16> value) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(to), bit_cast<__m128i>(value));
+}
+#else
+GNN_DIST_INLINE void stream(char* to, vec<char, 16> value) { store_plain<char, 16>(to, value); }
+#endif
+
+// Past the caches, which then need not read what is about to be overwritten: for results that the
+// caches could not hold. Rows are whole cache lines.
+struct StreamRow {
+  using From = char;
+  using To = char;
+  static GNN_DIST_INLINE void move(const char* from, char* to, int64_t width) {
+    for (int64_t at = 0; at < width; at += kVectorBytes) {
+      stream(to + at, load_plain<char, kVectorBytes>(from + at));
+    }
+  }
+  static GNN_DIST_INLINE void finish() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+  }
+};
+
 struct CopyRow {
   using From = char;
   using To = char;
+  static GNN_DIST_INLINE void finish() {}
   static GNN_DIST_INLINE void move(const char* from, char* to, int64_t width) {
     copy_row(from, to, width);
   }
@@ -72,6 +110,7 @@ template <class S, class D>
 struct ConvertRow {
   using From = S;
   using To = D;
+  static GNN_DIST_INLINE void finish() {}
   static GNN_DIST_INLINE void move(const S* from, D* to, int64_t width) {
     constexpr int kFrom = full_width<accumulate_t<S>>, kTo = full_width<accumulate_t<D>>;
     cover_columns<(kFrom < kTo ? kFrom : kTo)>(width, ConvertStep<S, D>{from, to});
@@ -99,6 +138,7 @@ bool gather(const GatherCall& call, int64_t begin, int64_t end) {
     if (__builtin_expect(row >= num_rows, 0)) return false;
     Row::move(x + static_cast<int64_t>(row) * call.x_stride, out + k * call.out_stride, call.width);
   }
+  Row::finish();
   return true;
 }
 
@@ -200,7 +240,7 @@ bool in_range(const void* index, int64_t begin, int64_t end, int64_t num_rows) {
   }
 #define GNN_DIST_INDEXED(I)                                                       \
   {                                                                               \
-    gather<I, CopyRow>,                                                           \
+    gather<I, CopyRow>, gather<I, StreamRow>,                                     \
         {GNN_DIST_CONVERT(I, float), GNN_DIST_CONVERT(I, double),                 \
          GNN_DIST_CONVERT(I, bf16), GNN_DIST_CONVERT(I, f16)},                    \
         {scatter_add<I, float>, scatter_add<I, double>},                          \
