@@ -172,6 +172,7 @@ def _structure(
         src_id=torch.cat([node_id, exchange_rows(node_id, plan, transport)]),
         degree=torch.cat([degree, exchange_rows(degree, plan, transport)]),
         edge_weight=weight,
+        num_in_edges=torch.cat([csr.counts, exchange_rows(csr.counts, plan, transport)]),
     )
 
 

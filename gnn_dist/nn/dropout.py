@@ -37,19 +37,23 @@ class Dropout(nn.Module):
         self.key: DrawKey | None = None
         self.uses = 0  # since the step began: a module that a model uses twice draws twice
 
-    def forward(self, x: Tensor, ids: Tensor, *, relu: bool = False) -> Tensor:
-        """Apply dropout in training mode, after a ReLU if asked for.
+    def forward(
+        self, x: Tensor, ids: Tensor, *, bias: Tensor | None = None, relu: bool = False
+    ) -> Tensor:
+        """Apply dropout in training mode; before it, in the same pass, a bias and a ReLU.
 
         Args:
             x: (n, ...), rows.
             ids: int64 (n,), original id of each row (or edge).
-            relu: Apply a ReLU first, in the same pass.
+            bias: Of the shape of a row; added first.
+            relu: Apply a ReLU.
 
         Raises:
             ConfigError: `set_step` was never called.
         """
         if not self.training or self.p == 0.0:
-            return x.relu() if relu else x
+            key = DrawKey(0, 0, 0)
+            return bias_relu_dropout(x, bias, ids=ids, p=0.0, key=key, relu=relu)
         if self.key is None:
             raise ConfigError(
                 "dropout draws by (seed, step, layer): call gd.nn.set_step(model, seed=..., "
@@ -57,7 +61,7 @@ class Dropout(nn.Module):
             )
         key = replace(self.key, site=self.key.site + self.uses)
         self.uses += 1
-        return bias_relu_dropout(x, None, ids=ids, p=self.p, key=key, relu=relu)
+        return bias_relu_dropout(x, bias, ids=ids, p=self.p, key=key, relu=relu)
 
     def extra_repr(self) -> str:
         """Show the probability."""

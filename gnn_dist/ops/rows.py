@@ -12,7 +12,14 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.ops.native import kernels
 
-__all__ = ["as_rows", "gather_rows", "gather_rows_into", "readable_rows", "scatter_add_rows"]
+__all__ = [
+    "as_rows",
+    "gather_rows",
+    "gather_rows_into",
+    "new_rows_like",
+    "readable_rows",
+    "scatter_add_rows",
+]
 
 
 def gather_rows(x: Tensor, index: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -66,6 +73,12 @@ def scatter_add_rows(out: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     """
     kernels.scatter_add_rows(as_rows(out), index.contiguous(), readable_rows(rows))
     return out
+
+
+def new_rows_like(x: Tensor, num_rows: int) -> Tensor:
+    """Return an uninitialised tensor (num_rows, ...) like rows x (n, ...), reusing memory."""
+    out: Tensor = kernels.empty_rows(x, num_rows, math.prod(x.shape[1:]))
+    return out.view(num_rows, *x.shape[1:])
 
 
 def as_rows(x: Tensor) -> Tensor:
