@@ -49,6 +49,14 @@ class Dropout(nn.Module):
         """
         if not self.training or self.p == 0.0:
             return x
+        return dropout_by_id(x, ids, self.p, self.next_key())
+
+    def next_key(self) -> DrawKey:
+        """Return the key of the next use, for what applies this dropout itself.
+
+        Raises:
+            ConfigError: `set_step` was never called.
+        """
         if self.key is None:
             raise ConfigError(
                 "dropout draws by (seed, step, layer): call gd.nn.set_step(model, seed=..., "
@@ -56,7 +64,7 @@ class Dropout(nn.Module):
             )
         key = replace(self.key, site=self.key.site + self.uses)
         self.uses += 1
-        return dropout_by_id(x, ids, self.p, key)
+        return key
 
     def extra_repr(self) -> str:
         """Show the probability."""

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.native import kernels
+from gnn_dist.ops.sddmm import sddmm
 
 __all__ = ["Factors", "SparseRows", "sddmm", "spmm_extreme", "spmm_sum", "spmm_where_equal"]
 
@@ -119,23 +120,6 @@ def spmm_where_equal(csr: CSR, x: Tensor, second: Tensor, own: Tensor) -> Tensor
     rows = (_matrix(x.contiguous()), _matrix(second.contiguous()), _matrix(own))
     out: Tensor = kernels.spmm_where_equal(csr.indptr, csr.indices, *rows)
     return out.view(own.shape)
-
-
-def sddmm(csr: CSR, rows: Tensor, columns: Tensor, heads: bool) -> Tensor:
-    """Take the inner product of both ends' vectors for each entry.
-
-    Args:
-        csr: (R, K) structure.
-        rows: (R, ...) vectors of rows.
-        columns: (K, ...) vectors of columns, of equal trailing shape.
-        heads: Keep the first trailing dimension (H) apart instead of summing over it.
-
-    Returns:
-        (nnz,), or (nnz, H).
-    """
-    product = rows.index_select(0, csr.rows) * columns.index_select(0, csr.indices)
-    kept = 2 if heads else 1
-    return product.flatten(kept).sum(-1) if product.dim() > kept else product
 
 
 def _matrix(rows: Tensor, *, copy: bool = True) -> Tensor:
