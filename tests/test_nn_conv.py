@@ -11,7 +11,8 @@ from gnn_dist.graph import CSRFeatures
 from gnn_dist.halo.aggregate import aggregate
 from gnn_dist.halo.block import Block
 from gnn_dist.halo.load import load_shard
-from gnn_dist.nn.conv import GATConv, GCNConv, GINConv, SAGEConv
+from gnn_dist.nn.attention import GATConv, GATv2Conv, TransformerConv
+from gnn_dist.nn.conv import GCNConv, GINConv, SAGEConv
 from gnn_dist.nn.models import MLP, ModelShape, build_model
 from gnn_dist.nn.norm import BatchNorm
 from gnn_dist.partition import Partition
@@ -32,6 +33,20 @@ CONVS = {
     "gat averaged": (
         lambda: GATConv(F, K, 3, concat=False),
         lambda: pyg.GATConv(F, K, 3, concat=False),
+    ),
+    "gatv2": (lambda: GATv2Conv(F, K, 2), lambda: pyg.GATv2Conv(F, K, 2)),
+    "gatv2 averaged": (
+        lambda: GATv2Conv(F, K, 3, concat=False, share_weights=True, negative_slope=0.1),
+        lambda: pyg.GATv2Conv(F, K, 3, concat=False, share_weights=True, negative_slope=0.1),
+    ),
+    "transformer": (lambda: TransformerConv(F, K, 2), lambda: pyg.TransformerConv(F, K, 2)),
+    "transformer averaged": (
+        lambda: TransformerConv(F, K, 3, concat=False, beta=True, bias=False),
+        lambda: pyg.TransformerConv(F, K, 3, concat=False, beta=True, bias=False),
+    ),
+    "transformer without roots": (
+        lambda: TransformerConv(F, K, 2, root_weight=False),
+        lambda: pyg.TransformerConv(F, K, 2, root_weight=False),
     ),
     "gin": (
         lambda: GINConv(MLP(F, K), eps=0.3, train_eps=True),

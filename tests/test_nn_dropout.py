@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from gnn_dist.errors import ConfigError
-from gnn_dist.nn.conv import GATConv
+from gnn_dist.nn.attention import GATConv
 from gnn_dist.nn.dropout import Dropout, set_step
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.draws import DrawKey

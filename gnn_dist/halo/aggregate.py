@@ -26,7 +26,8 @@ from gnn_dist.errors import ConfigError, GraphError
 from gnn_dist.halo.block import Block
 from gnn_dist.halo.exchange import LayerExchange, Pending, halo_exchange
 from gnn_dist.ops.csr import CSR, SubCSR
-from gnn_dist.ops.spmm import Factors, sddmm, spmm_extreme, spmm_sum, spmm_where_equal
+from gnn_dist.ops.sddmm import sddmm
+from gnn_dist.ops.spmm import Factors, spmm_extreme, spmm_sum, spmm_where_equal
 
 __all__ = ["REDUCES", "aggregate", "all_sources"]
 

@@ -3,22 +3,17 @@
 Parameters have PyTorch Geometric's names and shapes, so that a `state_dict` goes either way.
 """
 
-import math
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnn_dist.errors import ConfigError
-from gnn_dist.halo.aggregate import REDUCES, aggregate, all_sources
+from gnn_dist.halo.aggregate import REDUCES, aggregate
 from gnn_dist.halo.block import Block
-from gnn_dist.nn.dropout import Dropout
 from gnn_dist.ops.linear import linear as linear_rows
 from gnn_dist.ops.linear import linear_onto, linear_pair
-from gnn_dist.ops.softmax import edge_softmax
 from gnn_dist.ops.spmm import SparseRows
 
-__all__ = ["GATConv", "GCNConv", "GINConv", "SAGEConv", "linear"]
+__all__ = ["GCNConv", "GINConv", "Rows", "SAGEConv", "dense", "linear"]
 
 Rows = Tensor | SparseRows
 
@@ -175,66 +170,3 @@ class GINConv(nn.Module):
         out = aggregate(rows, block, onto=(1.0 + self.eps) * rows[: block.num_dst])
         result: Tensor = self.nn(out)
         return result
-
-
-class GATConv(nn.Module):
-    """Graph attention with self-loops.
-
-    Source: "Graph Attention Networks" (Velickovic et al.), arXiv 1710.10903, equations 3 to 6.
-
-    Args:
-        in_channels: Width of the input.
-        out_channels: Width of each head's output.
-        heads: Number of heads.
-        concat: Concatenate the heads' outputs; otherwise average them.
-        negative_slope: Of the leaky ReLU.
-        dropout: Probability of dropping an attention coefficient.
-        bias: Add a learned bias.
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        heads: int = 1,
-        *,
-        concat: bool = True,
-        negative_slope: float = 0.2,
-        dropout: float = 0.0,
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        self.heads, self.concat, self.negative_slope = heads, concat, negative_slope
-        self.lin = nn.Linear(in_channels, heads * out_channels, bias=False)
-        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
-        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
-        width = heads * out_channels if concat else out_channels
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-        self.attention_dropout = Dropout(dropout)
-        nn.init.xavier_uniform_(self.lin.weight)
-        for attention in (self.att_src, self.att_dst):
-            # Glorot over (heads, out_channels), the last two dimensions.
-            bound = math.sqrt(6.0 / (heads + out_channels))
-            nn.init.uniform_(attention, -bound, bound)
-
-    @property
-    def output_bias(self) -> Tensor | None:
-        """What is added to every row of the output."""
-        return self.bias
-
-    def forward(self, x: Rows, block: Block, *, skip_bias: bool = False) -> Tensor:
-        """Collective. Map x (n, in_channels) to (n, heads * out_channels), or (n, out_channels)."""
-        rows = linear(x, self.lin.weight).view(-1, self.heads, self.att_src.size(2))
-        here = rows[: block.num_dst]
-        # Attention needs source rows themselves: all in-edges of a destination are on its rank,
-        # so the softmax over them is exact.
-        sources = all_sources(rows, block)
-        csr = block.structure.csr.with_self_loops
-        score = (sources * self.att_src).sum(-1).index_select(0, csr.indices)
-        score = score + (here * self.att_dst).sum(-1).index_select(0, csr.rows)
-        alpha = edge_softmax(csr, F.leaky_relu(score, self.negative_slope))
-        if self.training and self.attention_dropout.p > 0.0:
-            alpha = self.attention_dropout(alpha, block.structure.edge_draw_ids(csr))
-        out = aggregate(sources, Block(block.structure), weight=alpha, self_loops=True)
-        out = out.flatten(1) if self.concat else out.mean(1)
-        return out if self.bias is None or skip_bias else out + self.bias

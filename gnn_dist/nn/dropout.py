@@ -47,13 +47,18 @@ class Dropout(nn.Module):
             ids: int64 (n,), original id of each row (or edge).
             bias: Of the shape of a row; added first.
             relu: Apply a ReLU.
-
-        Raises:
-            ConfigError: `set_step` was never called.
         """
         if not self.training or self.p == 0.0:
             key = DrawKey(0, 0, 0)
             return bias_relu_dropout(x, bias, ids=ids, p=0.0, key=key, relu=relu)
+        return bias_relu_dropout(x, bias, ids=ids, p=self.p, key=self.next_key(), relu=relu)
+
+    def next_key(self) -> DrawKey:
+        """Return the key of the next use, for what applies this dropout itself.
+
+        Raises:
+            ConfigError: `set_step` was never called.
+        """
         if self.key is None:
             raise ConfigError(
                 "dropout draws by (seed, step, layer): call gd.nn.set_step(model, seed=..., "
@@ -61,7 +66,7 @@ class Dropout(nn.Module):
             )
         key = replace(self.key, site=self.key.site + self.uses)
         self.uses += 1
-        return bias_relu_dropout(x, bias, ids=ids, p=self.p, key=key, relu=relu)
+        return key
 
     def extra_repr(self) -> str:
         """Show the probability."""

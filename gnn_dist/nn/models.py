@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from gnn_dist.comm.transport import Transport
 from gnn_dist.errors import ConfigError, nearest
 from gnn_dist.halo.block import Block
-from gnn_dist.nn.conv import GATConv, GCNConv, GINConv, Rows, SAGEConv
+from gnn_dist.nn.attention import GATConv
+from gnn_dist.nn.conv import GCNConv, GINConv, Rows, SAGEConv
 from gnn_dist.nn.dropout import Dropout
 from gnn_dist.nn.norm import BatchNorm
 

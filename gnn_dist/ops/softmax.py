@@ -1,8 +1,13 @@
 """Softmax over the entries of each row of a sparse structure."""
 
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gnn_dist.ops.csr import CSR
+from gnn_dist.ops.native import kernels
 
 __all__ = ["edge_softmax"]
 
@@ -17,10 +22,18 @@ def edge_softmax(csr: CSR, scores: Tensor) -> Tensor:
     Returns:
         (nnz, H): non-negative, each row's entries adding up to one.
     """
-    index = csr.rows[:, None].expand_as(scores)
-    largest = scores.new_full((csr.num_rows, scores.size(1)), float("-inf"))
-    largest = largest.scatter_reduce(0, index, scores.detach(), "amax")
-    exponent = (scores - largest.index_select(0, csr.rows)).exp()
-    total = exponent.new_zeros((csr.num_rows, *exponent.shape[1:]))
-    total = total.index_add(0, csr.rows, exponent)
-    return exponent / (total.index_select(0, csr.rows) + 1e-16)
+    return _EdgeSoftmax.apply(scores.contiguous(), csr.indptr)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _EdgeSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, indptr: Tensor) -> Tensor:
+        alpha: Tensor = kernels.edge_softmax(indptr, scores)
+        ctx.save_for_backward(alpha, indptr)
+        return alpha
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        alpha, indptr = ctx.saved_tensors
+        return kernels.edge_softmax_grad(indptr, alpha, grad.contiguous()), None

@@ -17,7 +17,7 @@ from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.native import kernels
 from gnn_dist.ops.rows import as_rows, readable_rows
 
-__all__ = ["Factors", "SparseRows", "sddmm", "spmm_extreme", "spmm_sum", "spmm_where_equal"]
+__all__ = ["Factors", "SparseRows", "spmm_extreme", "spmm_sum", "spmm_where_equal"]
 
 
 class Factors(NamedTuple):
@@ -120,23 +120,6 @@ def spmm_where_equal(csr: CSR, x: Tensor, second: Tensor, own: Tensor) -> Tensor
     rows = (readable_rows(x.contiguous()), readable_rows(second.contiguous()), readable_rows(own))
     out: Tensor = kernels.spmm_where_equal(csr.indptr, csr.indices, *rows)
     return out.view(own.shape)
-
-
-def sddmm(csr: CSR, rows: Tensor, columns: Tensor, heads: bool) -> Tensor:
-    """Take the inner product of both ends' vectors for each entry.
-
-    Args:
-        csr: (R, K) structure.
-        rows: (R, ...) vectors of rows.
-        columns: (K, ...) vectors of columns, of equal trailing shape.
-        heads: Keep the first trailing dimension (H) apart instead of summing over it.
-
-    Returns:
-        (nnz,), or (nnz, H).
-    """
-    product = rows.index_select(0, csr.rows) * columns.index_select(0, csr.indices)
-    kept = 2 if heads else 1
-    return product.flatten(kept).sum(-1) if product.dim() > kept else product
 
 
 @dataclass(frozen=True, eq=False)

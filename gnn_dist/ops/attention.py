@@ -1,0 +1,262 @@
+"""Attention over a sparse structure: weights by softmax over each row's entries, then their sum.
+
+    out[r, h] = sum over r's entries of softmax(score[., h])[entry] * mask[entry, h] * value[c, h]
+
+Nothing of the shape (nnz, heads, F) is ever made, forward or backward. Forward, a row's sum and the
+softmax under it are built in one walk over its entries; backward, coefficients are computed again
+from what little is kept of each row, in two walks: along rows, for gradients of destinations, and
+along columns, for those of sources.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gnn_dist.ops.csr import CSR
+from gnn_dist.ops.draws import DrawKey
+from gnn_dist.ops.native import kernels
+
+__all__ = ["AttentionDropout", "dot_aggregate", "gat_aggregate", "gatv2_aggregate"]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionDropout:
+    """Dropout of attention coefficients, drawn by edge and head, the same for any partition.
+
+    Attributes:
+        p: Probability of dropping a coefficient; kept ones are scaled by 1 / (1 - p).
+        key: Seed, step and site.
+        src_id: int64 (K,), original ids of columns.
+        dst_id: int64 (R,), original ids of rows.
+    """
+
+    p: float
+    key: DrawKey
+    src_id: Tensor
+    dst_id: Tensor
+
+    @property
+    def arguments(self) -> tuple[int, int, float, Tensor, Tensor]:
+        """The last arguments of the operators."""
+        scale = 1.0 / (1.0 - self.p) if self.p < 1.0 else 0.0
+        ids = self.src_id.contiguous(), self.dst_id.contiguous()
+        return (self.key.value, round(self.p * 2**32), scale, *ids)
+
+
+def gat_aggregate(
+    csr: CSR,
+    x: Tensor,
+    att_src: Tensor,
+    att_dst: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    dropout: AttentionDropout | None = None,
+    symmetric: bool = False,
+) -> Tensor:
+    """Attend with score leaky_relu(<att_src, x[c]> + <att_dst, x[r]>) and value x[c].
+
+    Differentiable.
+
+    Source: "Graph Attention Networks" (Velickovic et al.), arXiv 1710.10903, equations 3 to 6; the
+    running softmax: "Online normalizer calculation for softmax" (Milakov, Gimelshein),
+    arXiv 1805.02867, algorithm 3. O(nnz H F) time and O(K H) memory beside inputs and outputs.
+
+    Args:
+        csr: (R, K) structure, of which the first R columns are the rows.
+        x: (K, H, F).
+        att_src: (H, F).
+        att_dst: (H, F).
+        negative_slope: Of the leaky ReLU.
+        dropout: Of coefficients.
+        symmetric: Every entry has its reverse, as often: no transposed structure is made.
+
+    Returns:
+        (R, H, F), like `x`; zero for rows without entries.
+
+    Raises:
+        ValueError: Shapes or dtypes do not fit.
+        IndexError: The structure points outside.
+    """
+    vectors = (_numbers(att, x) for att in (att_src, att_dst))
+    out: Tensor = _Gat.apply(_matrix(x), *vectors, _Walk(csr, symmetric, negative_slope, dropout))  # type: ignore[no-untyped-call]
+    return out.view(csr.num_rows, *x.shape[1:])
+
+
+def gatv2_aggregate(
+    csr: CSR,
+    x_src: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    dropout: AttentionDropout | None = None,
+    symmetric: bool = False,
+) -> Tensor:
+    """Attend with score <att, leaky_relu(x_src[c] + x_dst[r])> and value x_src[c].
+
+    Differentiable.
+
+    Source: "How Attentive are Graph Attention Networks?" (Brody, Alon, Yahav), arXiv 2105.14491,
+    equation 7.
+
+    Args:
+        csr: (R, K) structure.
+        x_src: (K, H, F).
+        x_dst: (R, H, F), like `x_src`.
+        att: (H, F).
+        negative_slope: Of the leaky ReLU.
+        dropout: Of coefficients.
+        symmetric: Every entry has its reverse, as often: no transposed structure is made.
+
+    Returns:
+        (R, H, F), like `x_src`; zero for rows without entries.
+
+    Raises:
+        ValueError: Shapes or dtypes do not fit.
+        IndexError: The structure points outside.
+    """
+    walk = _Walk(csr, symmetric, negative_slope, dropout)
+    rows = _matrix(x_src), _matrix(x_dst)
+    out: Tensor = _GatV2.apply(*rows, _numbers(att, x_src), walk)  # type: ignore[no-untyped-call]
+    return out.view(csr.num_rows, *x_src.shape[1:])
+
+
+def dot_aggregate(
+    csr: CSR,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scale: float,
+    dropout: AttentionDropout | None = None,
+    symmetric: bool = False,
+) -> Tensor:
+    """Attend with score scale * <query[r], key[c]> and value value[c].
+
+    Differentiable.
+
+    Source: "Attention Is All You Need" (Vaswani et al.), arXiv 1706.03762, equation 1, with a row's
+    entries as its keys.
+
+    Args:
+        csr: (R, K) structure.
+        query: (R, H, F).
+        key: (K, H, F).
+        value: (K, H, F).
+        scale: Usually F ** -0.5.
+        dropout: Of coefficients.
+        symmetric: Every entry has its reverse, as often: no transposed structure is made.
+
+    Returns:
+        (R, H, F), like `value`; zero for rows without entries.
+
+    Raises:
+        ValueError: Shapes or dtypes do not fit.
+        IndexError: The structure points outside.
+    """
+    walk = _Walk(csr, symmetric, scale, dropout)
+    rows = (_matrix(side) for side in (query, key, value))
+    out: Tensor = _Dot.apply(*rows, value.size(1), walk)  # type: ignore[no-untyped-call]
+    return out.view(csr.num_rows, *value.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class _Walk:
+    """What the forward and the backward share beside rows.
+
+    Attributes:
+        csr: The structure.
+        symmetric: It is its own transpose.
+        number: The negative slope, or the scale.
+        dropout: Of coefficients.
+    """
+
+    csr: CSR
+    symmetric: bool
+    number: float
+    dropout: AttentionDropout | None
+
+    @property
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """The structure's arrays."""
+        return self.csr.indptr, self.csr.indices
+
+    @property
+    def both_ways(self) -> tuple[Tensor, ...]:
+        """Those of the structure and of its transpose."""
+        other = self.csr if self.symmetric else self.csr.transpose.csr
+        return *self.forward, other.indptr, other.indices
+
+    @property
+    def last(self) -> tuple[Any, ...]:
+        """The operators' last arguments."""
+        return (self.number, *(() if self.dropout is None else self.dropout.arguments))
+
+
+class _Gat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, att_src: Tensor, att_dst: Tensor, walk: _Walk) -> Tensor:
+        out: Tensor
+        out, score, state = kernels.gat(*walk.forward, x, att_src, att_dst, *walk.last)
+        ctx.save_for_backward(x, att_src, att_dst, score, state)
+        ctx.walk = walk
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        walk: _Walk = ctx.walk
+        rows = (*ctx.saved_tensors, _matrix(grad))
+        return *kernels.gat_grad(*walk.both_ways, *rows, *walk.last), None
+
+
+class _GatV2(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_src: Tensor, x_dst: Tensor, att: Tensor, walk: _Walk) -> Tensor:
+        out: Tensor
+        out, state = kernels.gatv2(*walk.forward, x_src, x_dst, att, *walk.last)
+        ctx.save_for_backward(x_src, x_dst, att, state, out)
+        ctx.walk = walk
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        walk: _Walk = ctx.walk
+        rows = (*ctx.saved_tensors, _matrix(grad))
+        return *kernels.gatv2_grad(*walk.both_ways, *rows, *walk.last), None
+
+
+class _Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, heads: int, walk: _Walk
+    ) -> Tensor:
+        out: Tensor
+        out, state = kernels.dot_attention(*walk.forward, query, key, value, heads, *walk.last)
+        ctx.save_for_backward(query, key, value, state, out)
+        ctx.heads, ctx.walk = heads, walk
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        walk: _Walk = ctx.walk
+        rows = (*ctx.saved_tensors, _matrix(grad))
+        grads = kernels.dot_attention_grad(*walk.both_ways, *rows, ctx.heads, *walk.last)
+        return *grads, None, None
+
+
+def _matrix(rows: Tensor) -> Tensor:
+    """Return rows as a matrix whose rows are contiguous."""
+    if rows.dim() != 2:
+        rows = rows.reshape(rows.size(0), rows.shape[1:].numel())
+    return rows.contiguous() if rows.size(1) > 1 and rows.stride(1) != 1 else rows
+
+
+def _numbers(vectors: Tensor, rows: Tensor) -> Tensor:
+    """Return vectors in the dtype that such rows are added up in."""
+    return vectors.to(torch.promote_types(rows.dtype, torch.float32)).contiguous()
