@@ -91,14 +91,14 @@ class GATConv(nn.Module):
         rows = all_sources(linear(x, self.lin.weight), block)
         out = gat_aggregate(
             structure.csr.with_self_loops,
-            rows.view(rows.size(0), *self.att_src.shape[1:]),
+            rows,
             self.att_src[0],
             self.att_dst[0],
             negative_slope=self.negative_slope,
             dropout=drawn_dropout(self.attention_dropout, structure),
             symmetric=is_own_transpose(structure),
         )
-        out = out.flatten(1) if self.concat else out.mean(1)
+        out = out if self.concat else mean_of_heads(out, self.heads)
         if self.bias is None or skip_bias:
             return out
         # In place: nothing else reads the aggregate.
@@ -155,7 +155,7 @@ class GATv2Conv(nn.Module):
 
     def forward(self, x: Rows, block: Block) -> Tensor:
         """Collective. Map x (n, in_channels) to (n, heads * out_channels), or (n, out_channels)."""
-        structure, heads = block.structure, self.att.shape[1:]
+        structure = block.structure
         rows = linear(x, self.lin_l.weight, self.lin_l.bias)
         here = rows[: block.num_dst]
         if self.lin_r is not self.lin_l:
@@ -163,14 +163,14 @@ class GATv2Conv(nn.Module):
         rows = all_sources(rows, block)
         out = gatv2_aggregate(
             structure.csr.with_self_loops,
-            rows.view(rows.size(0), *heads),
-            here.view(here.size(0), *heads),
+            rows,
+            here,
             self.att[0],
             negative_slope=self.negative_slope,
             dropout=drawn_dropout(self.attention_dropout, structure),
             symmetric=is_own_transpose(structure),
         )
-        out = out.flatten(1) if self.concat else out.mean(1)
+        out = out if self.concat else mean_of_heads(out, self.att.size(1))
         return out if self.bias is None else out + self.bias.to(out.dtype)
 
 
@@ -227,15 +227,17 @@ class TransformerConv(nn.Module):
         structure, own = block.structure, own_rows(x, block)
         query = linear(own, self.lin_query.weight, self.lin_query.bias)
         key, value = self._keys_and_values(x, block)
-        heads = (self.heads, self.out_channels)
         out = dot_aggregate(
             structure.csr,
-            *(rows.view(rows.size(0), *heads) for rows in (query, key, value)),
+            query,
+            key,
+            value,
+            heads=self.heads,
             scale=self.out_channels**-0.5,
             dropout=drawn_dropout(self.attention_dropout, structure),
             symmetric=is_own_transpose(structure),
         )
-        out = out.flatten(1) if self.concat else out.mean(1)
+        out = out if self.concat else mean_of_heads(out, self.heads)
         return self._with_root(out, own) if self.root_weight else out
 
     def _keys_and_values(self, x: Rows, block: Block) -> tuple[Tensor, Tensor]:
@@ -254,6 +256,11 @@ class TransformerConv(nn.Module):
             return out + root
         share: Tensor = self.lin_beta(torch.cat([out, root, out - root], 1)).sigmoid()
         return share * root + (1.0 - share) * out
+
+
+def mean_of_heads(out: Tensor, heads: int) -> Tensor:
+    """Return the heads' mean (n, F) of rows (n, heads F)."""
+    return out.view(out.size(0), heads, out.size(1) // heads).mean(1)
 
 
 def own_rows(x: Rows, block: Block) -> Rows:

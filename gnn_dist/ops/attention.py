@@ -66,7 +66,7 @@ def gat_aggregate(
 
     Args:
         csr: (R, K) structure, of which the first R columns are the rows.
-        x: (K, H, F).
+        x: (K, H F).
         att_src: (H, F).
         att_dst: (H, F).
         negative_slope: Of the leaky ReLU.
@@ -74,15 +74,15 @@ def gat_aggregate(
         symmetric: Every entry has its reverse, as often: no transposed structure is made.
 
     Returns:
-        (R, H, F), like `x`; zero for rows without entries.
+        (R, H F), like `x`; zero for rows without entries.
 
     Raises:
         ValueError: Shapes or dtypes do not fit.
         IndexError: The structure points outside.
     """
     vectors = (_numbers(att, x) for att in (att_src, att_dst))
-    out: Tensor = _Gat.apply(_matrix(x), *vectors, _Walk(csr, symmetric, negative_slope, dropout))  # type: ignore[no-untyped-call]
-    return out.view(csr.num_rows, *x.shape[1:])
+    walk = _Walk(csr, symmetric, negative_slope, dropout)
+    return _Gat.apply(_rows(x), *vectors, walk)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gatv2_aggregate(
@@ -104,32 +104,31 @@ def gatv2_aggregate(
 
     Args:
         csr: (R, K) structure.
-        x_src: (K, H, F).
-        x_dst: (R, H, F), like `x_src`.
+        x_src: (K, H F).
+        x_dst: (R, H F), like `x_src`.
         att: (H, F).
         negative_slope: Of the leaky ReLU.
         dropout: Of coefficients.
         symmetric: Every entry has its reverse, as often: no transposed structure is made.
 
     Returns:
-        (R, H, F), like `x_src`; zero for rows without entries.
+        (R, H F), like `x_src`; zero for rows without entries.
 
     Raises:
         ValueError: Shapes or dtypes do not fit.
         IndexError: The structure points outside.
     """
     walk = _Walk(csr, symmetric, negative_slope, dropout)
-    rows = _matrix(x_src), _matrix(x_dst)
-    out: Tensor = _GatV2.apply(*rows, _numbers(att, x_src), walk)  # type: ignore[no-untyped-call]
-    return out.view(csr.num_rows, *x_src.shape[1:])
+    return _GatV2.apply(_rows(x_src), _rows(x_dst), _numbers(att, x_src), walk)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def dot_aggregate(
+def dot_aggregate(  # noqa: PLR0913 - three matrices
     csr: CSR,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
+    heads: int,
     scale: float,
     dropout: AttentionDropout | None = None,
     symmetric: bool = False,
@@ -143,24 +142,23 @@ def dot_aggregate(
 
     Args:
         csr: (R, K) structure.
-        query: (R, H, F).
-        key: (K, H, F).
-        value: (K, H, F).
+        query: (R, H F).
+        key: (K, H F).
+        value: (K, H F).
+        heads: H.
         scale: Usually F ** -0.5.
         dropout: Of coefficients.
         symmetric: Every entry has its reverse, as often: no transposed structure is made.
 
     Returns:
-        (R, H, F), like `value`; zero for rows without entries.
+        (R, H F), like `value`; zero for rows without entries.
 
     Raises:
         ValueError: Shapes or dtypes do not fit.
         IndexError: The structure points outside.
     """
     walk = _Walk(csr, symmetric, scale, dropout)
-    rows = (_matrix(side) for side in (query, key, value))
-    out: Tensor = _Dot.apply(*rows, value.size(1), walk)  # type: ignore[no-untyped-call]
-    return out.view(csr.num_rows, *value.shape[1:])
+    return _Dot.apply(_rows(query), _rows(key), _rows(value), heads, walk)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +207,7 @@ class _Gat(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         walk: _Walk = ctx.walk
-        rows = (*ctx.saved_tensors, _matrix(grad))
+        rows = (*ctx.saved_tensors, _rows(grad))
         return *kernels.gat_grad(*walk.both_ways, *rows, *walk.last), None
 
 
@@ -226,7 +224,7 @@ class _GatV2(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         walk: _Walk = ctx.walk
-        rows = (*ctx.saved_tensors, _matrix(grad))
+        rows = (*ctx.saved_tensors, _rows(grad))
         return *kernels.gatv2_grad(*walk.both_ways, *rows, *walk.last), None
 
 
@@ -245,16 +243,14 @@ class _Dot(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         walk: _Walk = ctx.walk
-        rows = (*ctx.saved_tensors, _matrix(grad))
+        rows = (*ctx.saved_tensors, _rows(grad))
         grads = kernels.dot_attention_grad(*walk.both_ways, *rows, ctx.heads, *walk.last)
         return *grads, None, None
 
 
-def _matrix(rows: Tensor) -> Tensor:
-    """Return rows as a matrix whose rows are contiguous."""
-    if rows.dim() != 2:
-        rows = rows.reshape(rows.size(0), rows.shape[1:].numel())
-    return rows.contiguous() if rows.size(1) > 1 and rows.stride(1) != 1 else rows
+def _rows(matrix: Tensor) -> Tensor:
+    """Return a matrix whose rows are contiguous."""
+    return matrix.contiguous() if matrix.size(1) > 1 and matrix.stride(1) != 1 else matrix
 
 
 def _numbers(vectors: Tensor, rows: Tensor) -> Tensor:
