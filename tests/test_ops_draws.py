@@ -278,7 +278,7 @@ def test_arguments_that_do_not_fit():
         dropout_by_id(x.long(), ids, 0.5, KEY)
     with pytest.raises(ValueError, match="bias must be contiguous with 6 elements"):
         bias_relu_dropout(x, torch.ones(5), ids=ids, p=0.5, key=KEY)
-    with pytest.raises(ValueError, match=r"threshold must lie in \[0, 2\^32\]"):
+    with pytest.raises(ValueError, match=r"probability to drop must lie in \[0, 1\]"):
         keep_mask(KEY, ids, 3, 1.5)
     with pytest.raises(ValueError, match="must have one size"):
         edge_ids(ids, ids[:3], ids)

@@ -11,6 +11,7 @@ import yaml
 import gnn_dist as gd
 from gnn_dist.comm.detect import detect_launch
 from gnn_dist.errors import ConfigError, GnnDistError
+from gnn_dist.shard.format import read_meta
 from gnn_dist.testing import run_ranks
 from gnn_dist.train.checkpoint import BEST, LAST, read_checkpoint
 from gnn_dist.train.trainer import Progress, load_model
@@ -176,10 +177,12 @@ def test_the_run_folder_holds_what_others_read(parts, tmp_path):
 
 def test_halo_bytes_are_those_that_the_plan_predicts(parts, tmp_path):
     out = tmp_path / "run"
-    run_ranks(run, 3, parts, out, {"model": "gcn", "layers": 3, "epochs": 1})
+    run_ranks(run, 3, parts, out, {"model": "gcn", "layers": 3, "epochs": 2})
     boundary = sum(run_ranks(boundary_rows, 3, parts))
-    # Widths exchanged: 8, 8 and 3 classes; the first layer's rows have a gradient too.
-    assert rows_of(out)[0]["halo_bytes"] == boundary * 8 * 2 * (8 + 8 + 3)
+    # Widths exchanged, there and back: 8 and 3 classes. Features travel once, in the first epoch.
+    first, second = (row["halo_bytes"] for row in rows_of(out))
+    assert second == boundary * 8 * 2 * (8 + 3)
+    assert first == second + boundary * 8 * read_meta(parts).num_features
 
 
 def boundary_rows(world, folder):

@@ -104,7 +104,7 @@ struct Setting {
         heads(h) {
     check(rows_like.dim() == 2, name, " must have two dimensions, got ", rows_like.dim());
     const int64_t columns = rows_like.size(1);
-    check(heads > 0 && columns % heads == 0, "the heads must divide the columns of ", name, ", ",
+    check(heads > 0 && heads <= INT32_MAX && columns % heads == 0, "the heads must divide the columns of ", name, ", ",
           columns, ", got ", heads);
     width = columns / heads;
     zeros.reset(new char[static_cast<size_t>(8 * padded_heads(heads))]());

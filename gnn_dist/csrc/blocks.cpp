@@ -205,7 +205,7 @@ int64_t check_maps(const Tensor& maps, int64_t num_nodes, int64_t num_batches,
   check_dtype(maps, ScalarType::Long, "maps");
   check(maps.dim() == 2 && maps.size(0) > 0 && maps.size(1) == num_nodes && maps.is_contiguous(),
         "maps must be contiguous of shape (threads, ", num_nodes, ")");
-  check(first_stamp > 0 && first_stamp + num_batches <= kMostRowEntries,
+  check(first_stamp > 0 && first_stamp <= kMostRowEntries - num_batches,
         "stamps must lie in [1, 2^31), they begin at ", first_stamp);
   return std::min(num_workers(num_batches), maps.size(0));
 }

@@ -56,7 +56,7 @@ void forward(const Tensor& out, const Tensor& x, const OptionalTensor& bias, con
              int64_t key, int64_t threshold, double scale, bool relu) {
   const RowsView from = rows_view(x, "x");
   const int dtype = float_index(from.dtype, "x");
-  DropoutCall call = make_call(from, rows_view(out, "out"), ids, key, threshold, scale, relu);
+  DropoutCall call = make_call(from, writable_rows(out, "out"), ids, key, threshold, scale, relu);
   if (bias.has_value()) {
     check_dtype(*bias, accumulate_dtype(from.dtype), "bias");
     check(bias->dim() == 1 && bias->size(0) == from.width && bias->is_contiguous(),
@@ -88,7 +88,7 @@ std::tuple<Tensor, Tensor> relu_dropout_grad(Tensor grad, OptionalTensor result,
   const RowsView from = rows_view(grad, "grad");
   const int dtype = float_index(from.dtype, "grad");
   const Tensor out = new_rows(grad, from.num_rows, from.width, from.dtype);
-  DropoutCall call = make_call(from, rows_view(out, "out"), ids, key, threshold, scale,
+  DropoutCall call = make_call(from, writable_rows(out, "out"), ids, key, threshold, scale,
                                result.has_value());
   if (result.has_value()) {
     const RowsView before = rows_view(*result, "result");

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kSmallest = int64_t{1} << 20;  // what malloc itself keeps
 constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kMostBytes = int64_t{1} << 60;
 
 struct Block {
   void* data;
@@ -131,7 +132,11 @@ int64_t element_bytes(ScalarType dtype) {
 Tensor new_rows(const Tensor& like, int64_t num_rows, int64_t width, ScalarType dtype) {
   check(num_rows >= 0 && width >= 0, "sizes must not be negative, got (", num_rows, ", ", width,
         ")");
-  const int64_t num_bytes = num_rows * width * element_bytes(dtype);
+  int64_t num_bytes = 0;
+  check(!__builtin_mul_overflow(num_rows, width, &num_bytes) &&
+            !__builtin_mul_overflow(num_bytes, element_bytes(dtype), &num_bytes) &&
+            num_bytes <= kMostBytes,
+        "a matrix of (", num_rows, ", ", width, ") is too large");
   if (num_bytes < kSmallest) return torch::stable::new_empty(like, {num_rows, width}, dtype);
   const Block block = pool().take(num_bytes);
   return torch::stable::from_blob(block.data, {num_rows, width}, {width, 1}, like.device(), dtype,

@@ -13,7 +13,7 @@ constexpr int64_t kColumnsPerTask = 1 << 14;
 
 int64_t packed_width(int64_t width, int64_t bits) {
   check(bits == 1 || bits == 2 || bits == 4 || bits == 8, "bits must be 1, 2, 4 or 8, got ", bits);
-  check(width >= 0, "num_cols must not be negative, got ", width);
+  check(width >= 0 && width <= INT64_MAX / 16, "num_cols must lie in [0, 2^59), got ", width);
   return (width * bits + 7) / 8;
 }
 
@@ -37,7 +37,7 @@ void run(QuantizeLoop loop, const QuantizeCall& call, int64_t num_rows) {
 
 void dequantize(const Tensor& out, const Tensor& packed, const Tensor& params, int64_t bits,
                 bool add) {
-  const RowsView to = rows_view(out, "out");
+  const RowsView to = writable_rows(out, "out");
   const int dtype = float_index(to.dtype, "out");
   const int64_t width = packed_width(to.width, bits);
   check_dtype(packed, ScalarType::Byte, "packed");

@@ -47,7 +47,7 @@ void throw_bad_index(int64_t num_rows) {
 }
 
 void gather(const Tensor& out, const Tensor& x, const Tensor& index) {
-  const RowsView from = rows_view(x, "x"), to = rows_view(out, "out");
+  const RowsView from = rows_view(x, "x"), to = writable_rows(out, "out");
   const IndexView at = index_view(index);
   check(to.num_rows == at.size && to.width == from.width, "out must be of shape (", at.size, ", ",
         from.width, "), got (", to.num_rows, ", ", to.width, ")");
@@ -139,7 +139,7 @@ Tensor gather_rows(Tensor x, Tensor index, std::optional<ScalarType> dtype) {
 void gather_rows_into(Tensor out, Tensor x, Tensor index) { gather(out, x, index); }
 
 void scatter_add_rows(Tensor out, Tensor index, Tensor rows) {
-  const RowsView to = rows_view(out, "out"), from = rows_view(rows, "rows");
+  const RowsView to = writable_rows(out, "out"), from = rows_view(rows, "rows");
   const IndexView at = index_view(index);
   check(from.dtype == to.dtype, "rows must have the dtype of out");
   check(from.num_rows == at.size && from.width == to.width, "rows must be of shape (", at.size,

@@ -150,7 +150,10 @@ const void* scale(const OptionalTensor& values, ScalarType dtype, int64_t size, 
 // Returns the number of heads.
 int64_t set_weight(SpmmCall& call, const OptionalTensor& weight, const OptionalTensor& position,
                    ScalarType dtype) {
-  if (!weight.has_value()) return 1;
+  if (!weight.has_value()) {
+    check(!position.has_value(), "position is for weights, of which there are none");
+    return 1;
+  }
   check_dtype(*weight, dtype, "weight");
   const int64_t dim = weight->dim();
   check(dim == 1 || dim == 2, "weight must have one or two dimensions, got ", dim);
@@ -176,7 +179,7 @@ void spmm_into(const Tensor& out, const Tensor& indptr, const Tensor& indices, c
                const OptionalTensor& weight, const OptionalTensor& position,
                const OptionalTensor& src_scale, const OptionalTensor& dst_scale, bool add) {
   const CsrView csr = csr_view(indptr, indices);
-  const RowsView from = rows_view(x, "x"), to = rows_view(out, "out");
+  const RowsView from = rows_view(x, "x"), to = writable_rows(out, "out");
   check_out(from, to, csr.num_rows);
   const StorageType type = storage_type(from.dtype);
   const ScalarType factor = accumulate_dtype(from.dtype);
@@ -210,14 +213,14 @@ void spmm_add(Tensor out, Tensor indptr, Tensor indices, Tensor x, OptionalTenso
 void spmm_extreme(Tensor out, OptionalTensor count, Tensor indptr, Tensor indices, Tensor x,
                   bool largest, bool add) {
   const CsrView csr = csr_view(indptr, indices);
-  const RowsView from = rows_view(x, "x"), to = rows_view(out, "out");
+  const RowsView from = rows_view(x, "x"), to = writable_rows(out, "out");
   check_out(from, to, csr.num_rows);
   const StorageType type = storage_type(from.dtype);
   SpmmCall call = make_call(csr, from, to);
   call.add = add;
   if (count.has_value()) {
     check_dtype(*count, ScalarType::Int, "count");
-    const RowsView counts = rows_view(*count, "count");
+    const RowsView counts = writable_rows(*count, "count");
     check(counts.num_rows == to.num_rows && counts.width == to.width && counts.stride == to.stride,
           "count must have the shape and strides of out");
     call.count = static_cast<int32_t*>(counts.data);
@@ -239,7 +242,7 @@ Tensor spmm_where_equal(Tensor indptr, Tensor indices, Tensor x, Tensor second, 
         "own must have the width and dtype of x");
   const Tensor out = new_rows(x, csr.num_rows, first.width);
   const StorageType type = storage_type(first.dtype);
-  SpmmCall call = make_call(csr, first, rows_view(out, "out"));
+  SpmmCall call = make_call(csr, first, writable_rows(out, "out"));
   call.second = other.data;
   call.own = mine.data;
   call.own_stride = mine.stride;

@@ -75,6 +75,14 @@ inline RowsView rows_view(const Tensor& tensor, const char* name) {
           tensor.scalar_type()};
 }
 
+// Rows to be written: they must not overlap.
+inline RowsView writable_rows(const Tensor& tensor, const char* name) {
+  const RowsView rows = rows_view(tensor, name);
+  check(rows.num_rows < 2 || rows.width == 0 || rows.stride >= rows.width, name,
+        " must have rows that do not overlap");
+  return rows;
+}
+
 struct CsrView {
   const int64_t* indptr;
   const int32_t* indices;

@@ -15,7 +15,6 @@ self-loops) times factors of the entries, sources and destinations.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -66,30 +65,45 @@ def aggregate(
     structure = block.structure
     csr = structure.csr.with_self_loops if self_loops else structure.csr
     _check(x, block, csr, reduce, (weight, scale, onto))
-    constant = block.constant
-    plain = weight is None and scale is None and onto is None
-    if constant is not None and x is constant.rows and plain and not x.requires_grad:
-        made, key = constant.made, (reduce, self_loops)
-        if key not in made:
-            made[key] = aggregate(
-                x, replace(block, constant=None), reduce=reduce, self_loops=self_loops
-            )
-        return made[key]
+    if block.is_constant(x) and onto is None and structure.is_own_factors(weight, scale):
+        return block.once(
+            (reduce, self_loops, weight is None, scale is None),
+            lambda plain: aggregate(
+                x, plain, reduce=reduce, weight=weight, scale=scale, self_loops=self_loops
+            ),
+        )
     # On a block without an exchange, gradients are of all sources, which are not all destinations.
     symmetric = structure.symmetric and block.num_rows_in == block.num_dst
     exchange = block.exchange
     if exchange is not None and exchange.is_alone:
         exchange = None
+    out: Tensor
     if reduce in ("max", "min"):
         operator = _Operator(csr, exchange, symmetric, None, None)
-        return _Extreme.apply(x, operator, reduce)  # type: ignore[no-any-return, no-untyped-call]
-    dst = scale
-    if reduce == "mean":
-        dst = csr.mean_scale if self_loops else structure.mean_scale
-    symmetric = symmetric and structure.is_own_weight(weight)
-    operator = _Operator(csr, exchange, symmetric, scale, dst)
-    onto = None if onto is None else onto.contiguous()
-    return _Sum.apply(x, weight, onto, operator)  # type: ignore[no-any-return, no-untyped-call]
+        out = _Extreme.apply(_flat(x), operator, reduce)  # type: ignore[no-untyped-call]
+    else:
+        dst = scale
+        if reduce == "mean":
+            dst = csr.mean_scale if self_loops else structure.mean_scale
+        symmetric = symmetric and structure.is_own_factors(weight)
+        operator = _Operator(csr, exchange, symmetric, scale, dst)
+        base = None if onto is None else _flat(_apart(onto, x))
+        out = _Sum.apply(_flat(x), weight, base, operator)  # type: ignore[no-untyped-call]
+    return out if x.dim() == 2 else out.view(block.num_dst, *x.shape[1:])
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """Return rows (n, ...) as (n, F)."""
+    return rows if rows.dim() == 2 else rows.reshape(rows.size(0), rows.shape[1:].numel())
+
+
+def _apart(onto: Tensor, x: Tensor) -> Tensor:
+    """Return what is added to, with contiguous rows, in other memory than the sources.
+
+    Sums are added row by row while sources are read.
+    """
+    same = onto.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    return onto.clone() if same else onto.contiguous()
 
 
 def all_sources(x: Tensor, block: Block) -> Tensor:
@@ -114,8 +128,8 @@ def _check(
         raise ConfigError(f"weights are for sum and mean, onto too, got reduce={reduce!r}")
     if scale is not None and reduce != "sum":
         raise ConfigError(f"scale is for sum, got reduce={reduce!r}")
-    if weight is not None and weight.size(0) != csr.nnz:
-        raise GraphError(f"weight must have one row per edge ({csr.nnz}), got {weight.size(0)}")
+    if weight is not None:
+        _check_weight(weight, x, csr.nnz)
     if scale is not None and scale.shape != (block.structure.num_src,):
         raise GraphError(
             f"scale must have one element per source ({block.structure.num_src}), got "
@@ -124,6 +138,18 @@ def _check(
     if onto is not None and onto.shape != (block.num_dst, *x.shape[1:]):
         raise GraphError(
             f"onto must be of shape {(block.num_dst, *x.shape[1:])}, got {tuple(onto.shape)}"
+        )
+
+
+def _check_weight(weight: Tensor, x: Tensor, nnz: int) -> None:
+    if weight.size(0) != nnz:
+        raise GraphError(f"weight must have one row per edge ({nnz}), got {weight.size(0)}")
+    if weight.dim() == 1:
+        return
+    if weight.dim() != 2 or x.dim() < 3 or weight.size(1) != x.size(1):
+        raise GraphError(
+            "weight must be (edges,), or (edges, heads) with x (rows, heads, ...), got "
+            f"{tuple(weight.shape)} with x {tuple(x.shape)}"
         )
 
 
@@ -248,7 +274,7 @@ def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
         else:
             # Only their owners know the factors of halo destinations.
             wide = dst_here.to(torch.promote_types(grad.dtype, torch.float32))
-            grad = (grad * wide.view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
+            grad = (grad * wide[:, None]).to(grad.dtype)
             dst_here = None
     pending = exchange.mirrored.start(grad)
     grad_x = spmm_sum(here.csr, grad, Factors(weight, here.position, dst_here, src_here))
@@ -265,12 +291,15 @@ def _weight_gradient(
 ) -> Tensor:
     here, halo = operator.halves
     x, rows = sources
-    heads = weight.dim() == 2
+    heads = weight.size(1) if weight.dim() == 2 else 1
     if operator.own_dst is not None:
-        grad = grad * operator.own_dst.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
+        grad = grad * operator.own_dst.to(grad.dtype)[:, None]
+
+    def by_head(values: Tensor) -> Tensor:
+        return values.reshape(values.size(0), heads, values.size(1) // heads)
 
     def of(half: SubCSR, values: Tensor, src: Tensor | None) -> Tensor:
-        product = sddmm(half.csr, grad, values, heads)
+        product = sddmm(half.csr, by_head(grad), by_head(values), True).view(-1, *weight.shape[1:])
         if src is not None:
             factor = src.to(product.dtype).index_select(0, half.csr.indices)
             product = product * factor.view(-1, *(1,) * (product.dim() - 1))

@@ -1,10 +1,12 @@
 """What a layer runs on: a structure, and how the sources that are not here get here."""
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
+from gnn_dist.errors import GraphError
 from gnn_dist.halo.exchange import LayerExchange
 from gnn_dist.shard.structure import Structure
 
@@ -19,11 +21,11 @@ class Constant:
 
     Attributes:
         rows: The rows; they must not be changed.
-        made: Results by how they were made.
+        made: Results by how they were made, with the versions of results and rows then.
     """
 
     rows: Tensor
-    made: dict[Hashable, Tensor] = field(default_factory=dict)
+    made: dict[Hashable, tuple[Tensor, int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,37 @@ class Block:
     structure: Structure
     exchange: LayerExchange | None = None
     constant: Constant | None = None
+
+    def is_constant(self, x: object) -> bool:
+        """Return whether rows are the constant ones, and have no gradient."""
+        rows = None if self.constant is None else self.constant.rows
+        return x is rows and rows is not None and not rows.requires_grad
+
+    def once(self, key: Hashable, make: Callable[["Block"], Tensor]) -> Tensor:
+        """Return what was made of the constant rows under this key, making it the first time.
+
+        Args:
+            key: How it is made.
+            make: Makes it on the block without a constant.
+
+        Raises:
+            GraphError: The constant rows, or what was made of them, were changed in place.
+        """
+        if self.constant is None:
+            return make(self)
+        made, version = self.constant.made, self.constant.rows._version
+        if key not in made:
+            # Tensors made in inference mode could not be saved for a backward.
+            with torch.inference_mode(mode=False):
+                result = make(replace(self, constant=None))
+            made[key] = (result, result._version, version)
+        result, *versions = made[key]
+        if [result._version, version] != versions:
+            raise GraphError(
+                "input features, and what a layer first makes of them, must not be changed in "
+                "place: clone them before"
+            )
+        return result
 
     @property
     def num_dst(self) -> int:

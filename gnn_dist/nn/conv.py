@@ -16,6 +16,8 @@ from gnn_dist.ops.spmm import SparseRows
 __all__ = ["GCNConv", "GINConv", "Rows", "SAGEConv", "dense", "linear"]
 
 Rows = Tensor | SparseRows
+LINEAR = ("sum", "mean")  # reductions
+CONSTANT_WIDTH = 2  # memory for a sum that is kept, relative to the layer's output
 
 
 def linear(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -29,6 +31,20 @@ def linear(x: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def dense(x: Rows) -> Tensor:
     """Return rows as a dense tensor."""
     return x.dense if isinstance(x, SparseRows) else x
+
+
+def transforms_first(x: Rows, weight: Tensor, block: Block) -> bool:
+    """Return whether to multiply by weight (K, F) before rows are summed; the two commute.
+
+    So it is where it makes rows shorter, unless they are the same in every step: then their sum is
+    made once and for all, if it is not much wider than what would be summed in each step.
+    """
+    if isinstance(x, SparseRows):
+        return True
+    width, width_out = weight.size(1), weight.size(0)
+    if block.is_constant(x):
+        return width > CONSTANT_WIDTH * width_out
+    return width_out <= width
 
 
 class GCNConv(nn.Module):
@@ -58,14 +74,21 @@ class GCNConv(nn.Module):
 
     def forward(self, x: Rows, block: Block, *, skip_bias: bool = False) -> Tensor:
         """Collective. Map x (n, in_channels) to (n, out_channels), without the bias if asked."""
-        structure = block.structure
-        out = aggregate(
-            linear(x, self.lin.weight),
-            block,
-            weight=structure.loop_edge_weight,
-            scale=structure.gcn_scale,
-            self_loops=True,
-        )
+        structure, weight = block.structure, self.lin.weight
+
+        def normalised_sum(rows: Tensor) -> Tensor:
+            return aggregate(
+                rows,
+                block,
+                weight=structure.loop_edge_weight,
+                scale=structure.gcn_scale,
+                self_loops=True,
+            )
+
+        if transforms_first(x, weight, block):
+            out = normalised_sum(linear(x, weight))
+        else:
+            out = linear(normalised_sum(dense(x)), weight)
         return out if self.bias is None or skip_bias else out + self.bias
 
 
@@ -110,9 +133,7 @@ class SAGEConv(nn.Module):
     def forward(self, x: Rows, block: Block, *, skip_bias: bool = False) -> Tensor:
         """Collective. Map x (n, in_channels) to (num_dst, out_channels); skip the bias if asked."""
         weight, bias = self.lin_l.weight, None if skip_bias else self.lin_l.bias
-        narrows = weight.size(0) <= weight.size(1) or isinstance(x, SparseRows)
-        # Linear maps commute with sums: transform first where that makes rows shorter.
-        transform_first = self.reduce in ("sum", "mean") and narrows
+        transform_first = self.reduce in LINEAR and transforms_first(x, weight, block)
         if self.lin_r is None:
             return self._without_root(x, block, bias, transform_first)
         own = x if x.size(0) == block.num_dst else dense(x)[: block.num_dst]
@@ -167,6 +188,10 @@ class GINConv(nn.Module):
     def forward(self, x: Rows, block: Block) -> Tensor:
         """Collective. Map x (n, in_channels) to nn's output for each destination."""
         rows = dense(x)
-        out = aggregate(rows, block, onto=(1.0 + self.eps) * rows[: block.num_dst])
+        own = rows[: block.num_dst] * (1.0 + self.eps).to(rows.dtype)
+        if block.is_constant(rows):
+            out = own + aggregate(rows, block)
+        else:
+            out = aggregate(rows, block, onto=own)
         result: Tensor = self.nn(out)
         return result

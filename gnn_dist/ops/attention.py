@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gnn_dist.errors import ConfigError
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.native import kernels
@@ -37,6 +38,11 @@ class AttentionDropout:
     key: DrawKey
     src_id: Tensor
     dst_id: Tensor
+
+    def __post_init__(self) -> None:
+        """Check the probability."""
+        if not 0.0 <= self.p <= 1.0:
+            raise ConfigError(f"the probability to drop must lie in [0, 1], got {self.p}")
 
     @property
     def arguments(self) -> tuple[int, int, float, Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gnn_dist.errors import ConfigError
 from gnn_dist.ops.native import kernels
 from gnn_dist.ops.reference.draws import GOLDEN, MASK64, MULTIPLIERS, signed
 from gnn_dist.ops.rows import as_rows, readable_rows
@@ -138,8 +139,9 @@ def bias_relu_dropout(
     """
     if p == 0.0 and bias is None and not relu:
         return x
+    threshold = _threshold(p)
     scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
-    drawn = _Drawn(ids.contiguous(), key.value, _threshold(p), scale)
+    drawn = _Drawn(ids.contiguous(), key.value, threshold, scale)
     out: Tensor = _BiasReluDropout.apply(x, bias, drawn, relu, inplace)  # type: ignore[no-untyped-call]
     return out
 
@@ -165,7 +167,8 @@ class _BiasReluDropout(torch.autograd.Function):
             kernels.bias_relu_dropout_(as_rows(x), flat_bias, *drawn, relu)
             out = x
         else:
-            out = kernels.bias_relu_dropout(readable_rows(x), flat_bias, *drawn, relu).view(x.shape)
+            out = kernels.bias_relu_dropout(readable_rows(x), flat_bias, *drawn, relu)
+            out = out if x.dim() == 2 else out.view(x.shape)
         ctx.drawn, ctx.relu = drawn, relu
         ctx.bias_like = None if bias is None else (bias.shape, bias.dtype)
         ctx.save_for_backward(*([out] if relu else []))
@@ -185,6 +188,8 @@ class _BiasReluDropout(torch.autograd.Function):
 
 
 def _threshold(p: float) -> int:
+    if not 0.0 <= p <= 1.0:
+        raise ConfigError(f"the probability to drop must lie in [0, 1], got {p}")
     return round(p * 2**32)
 
 

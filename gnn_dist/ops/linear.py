@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gnn_dist.errors import ConfigError
 from gnn_dist.ops.native import kernels
 
 __all__ = ["linear", "linear_onto", "linear_pair"]
@@ -59,6 +60,8 @@ def linear_onto(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 def _computed(x: Tensor) -> Tensor:
     """Return rows in the dtype that products are computed in."""
+    if not x.is_floating_point():
+        raise ConfigError(f"rows must be floating-point numbers, got {x.dtype}: convert them")
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype == torch.float32:
         return x.to(torch.get_autocast_dtype(device))

@@ -37,7 +37,7 @@ def gather_rows(x: Tensor, index: Tensor, dtype: torch.dtype | None = None) -> T
         IndexError: An index is negative or not below N.
     """
     out: Tensor = _Gather.apply(x, index, dtype)  # type: ignore[no-untyped-call]
-    return out
+    return out.view(index.numel(), *x.shape[1:])
 
 
 def gather_rows_into(out: Tensor, x: Tensor, index: Tensor) -> Tensor:
@@ -104,13 +104,13 @@ class _Gather(torch.autograd.Function):
         index = index.contiguous()
         ctx.save_for_backward(index)
         ctx.shape, ctx.dtype = x.shape, x.dtype
-        out = kernels.gather_rows(readable_rows(x), index, dtype)
-        return out.view(index.numel(), *x.shape[1:])
+        return kernels.gather_rows(readable_rows(x), index, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         (index,) = ctx.saved_tensors
         wide = torch.promote_types(ctx.dtype, torch.float32)
+        grad = grad.view(index.numel(), *ctx.shape[1:])
         total = scatter_add_rows(grad.new_zeros(ctx.shape, dtype=wide), index, grad.to(wide))
         return total.to(ctx.dtype), None, None

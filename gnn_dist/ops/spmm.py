@@ -73,7 +73,8 @@ def spmm_sum(
         kernels.spmm_add(as_rows(out), *args)
         return out
     result: Tensor = kernels.spmm(*args)
-    return result.view(csr.num_rows, *x.shape[1:])
+    # A view made inside a Function could not be changed in place afterwards.
+    return result if x.dim() == 2 else result.view(csr.num_rows, *x.shape[1:])
 
 
 def spmm_extreme(

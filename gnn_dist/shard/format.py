@@ -148,9 +148,8 @@ def write_partition(
         PartitionError: The partition is of another graph.
         ShardFormatError: `out` exists and may not be replaced, or cannot be written.
     """
-    out = Path(out)
-    if out.is_symlink():
-        out = out.resolve()  # the folder is replaced, not the link to it
+    # A link's folder is replaced, not the link to it.
+    out = Path(out).resolve() if Path(out).is_symlink() else Path(out)
     quality = measure_quality(graph, partition)
     _check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")

@@ -81,11 +81,12 @@ class Structure:
         kept = self.edge_weight.index_select(0, position.clamp(min=0))
         return torch.where(position < 0, weight[csr.rows], kept)
 
-    def is_own_weight(self, weight: Tensor | None) -> bool:
-        """Return whether weights of edges are the structure's own (or all one)."""
-        if weight is None or weight is self.edge_weight:
-            return True
-        return weight is self.__dict__.get("loop_edge_weight")
+    def is_own_factors(self, weight: Tensor | None, scale: Tensor | None = None) -> bool:
+        """Return whether weights of edges and scales of nodes are the structure's own, or none."""
+        own_weight = weight is None or any(
+            weight is own for own in (self.edge_weight, self.__dict__.get("loop_edge_weight"))
+        )
+        return own_weight and (scale is None or scale is self.__dict__.get("gcn_scale"))
 
     @cached_property
     def gcn_scale(self) -> Tensor:
