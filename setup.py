@@ -6,6 +6,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -40,11 +41,14 @@ EXTRAS = {
 CSRC = Path("gnn_dist/csrc")
 # PyTorch's stable ABI: one build serves every PyTorch from this version on, and every Python.
 TORCH_TARGET_VERSION = "0x020b000000000000"  # 2.11
-COMPILE_ARGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra"]
+COMPILE_ARGS = ["-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fvisibility=hidden"]
+COMPILE_ARGS += ["-Wall", "-Wextra"]
 # GCC 12 warns of its own intrinsics.
 COMPILE_ARGS += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 # Outside the hot loops each operation rounds by itself, on every CPU: sampling depends on it.
 PLAIN_ARGS = ["-ffp-contract=off"]
+# For scripts/sanitize: the first finding ends the process.
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 NO_COMPILER = """gnn-dist's kernels need a C++17 compiler (GCC 11 or newer), and {} was not found.
 On Debian and Ubuntu: apt-get install g++. On Fedora: dnf install gcc-c++. On a cluster, load the
 GCC module. Another compiler is chosen with the environment variable CXX."""
@@ -66,6 +70,17 @@ def instruction_sets() -> dict[str, list[str]]:
 class BuildKernels(build_ext):
     """Compiles csrc/*.cpp once and csrc/hot/*.cpp once per instruction set."""
 
+    user_options: ClassVar = [
+        *build_ext.user_options,
+        ("sanitize", None, "find bad memory accesses and undefined behaviour at run time"),
+    ]
+    boolean_options: ClassVar = [*build_ext.boolean_options, "sanitize"]
+
+    def initialize_options(self) -> None:
+        """Set every option's default."""
+        super().initialize_options()
+        self.sanitize = False
+
     def get_ext_filename(self, fullname: str) -> str:
         """Name a plain shared library: it is loaded by PyTorch, not imported by Python."""
         return str(Path(*fullname.split("."))) + ".so"
@@ -74,7 +89,9 @@ class BuildKernels(build_ext):
         """Compile and link."""
         compiler = self.compiler.compiler_so_cxx[0]
         if shutil.which(compiler) is None:
-            raise CompileError(NO_COMPILER.format(compiler))
+            # Where CXX is set and empty, the first word is an option.
+            name = "the command in CXX" if compiler.startswith("-") else compiler
+            raise CompileError(NO_COMPILER.format(name))
         jobs = [(path, "once", PLAIN_ARGS) for path in sorted(CSRC.glob("*.cpp"))]
         for path in sorted((CSRC / "hot").glob("*.cpp")):
             jobs += [(path, name, options) for name, options in instruction_sets().items()]
@@ -89,6 +106,7 @@ class BuildKernels(build_ext):
             str(target),
             libraries=["torch_cpu"],
             library_dirs=library_paths(),
+            extra_postargs=SANITIZE if self.sanitize else [],
             target_lang="c++",
         )
 
@@ -100,13 +118,20 @@ class BuildKernels(build_ext):
         inputs = [path, Path(__file__), *CSRC.glob("*.h")]
         if made.exists() and made.stat().st_mtime > max(p.stat().st_mtime for p in inputs):
             return str(made)
+        # Python's own options may allow signed overflow; other builds of Python do not.
+        sanitize = [*SANITIZE, "-O1", "-fno-omit-frame-pointer", "-fno-wrapv"]
         macros = [("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION), ("GNN_DIST_ISA", name)]
         (built,) = self.compiler.compile(
             [str(path)],
             output_dir=str(out),
             macros=macros,
             # System headers: what they are warned of is not ours to mend.
-            extra_postargs=[*COMPILE_ARGS, *options, *(f"-isystem{p}" for p in include_paths())],
+            extra_postargs=[
+                *COMPILE_ARGS,
+                *options,
+                *(sanitize if self.sanitize else []),
+                *(f"-isystem{p}" for p in include_paths()),
+            ],
         )
         return str(built)
 

@@ -24,3 +24,35 @@ def _mpi_session():
     mpi_transport().barrier()
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def instruction_set(request):
+    """Each set of the compiled operators that this CPU has."""
+    from gnn_dist.ops.native import kernels
+
+    before = kernels.instruction_set()
+    try:
+        kernels.set_instruction_set(request.param)
+    except ValueError:
+        pytest.skip(f"this CPU has no {request.param}")
+    yield request.param
+    kernels.set_instruction_set(before)
+
+
+@pytest.fixture
+def by_threads():
+    """Call a function with 1, 2 and 4 threads, and return the three results."""
+    import torch
+
+    before = torch.get_num_threads()
+
+    def call(function):
+        results = []
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            results.append(function())
+        return results
+
+    yield call
+    torch.set_num_threads(before)

@@ -24,6 +24,7 @@ CASES = [
     ("mean", "edge", False),
     ("mean", "heads", True),
     ("sum", "edge", True),
+    ("mean", "none", True),
     ("max", "none", True),
 ]
 

@@ -211,7 +211,8 @@ def test_copies_are_counted_across_the_pieces_of_a_hub():
     zeros = torch.zeros(2, 1, dtype=torch.float64)
     drops = dropout(csr, 0.3)
     out = gat_aggregate(csr, x, zeros, zeros, dropout=drops)
-    ids = edge_ids(drops.src_id, drops.dst_id, torch.arange(20_000))
+    ends = (ids.expand(20_000) for ids in (drops.src_id, drops.dst_id))
+    ids = edge_ids(*ends, torch.arange(20_000))
     expected = keep_mask(KEY, ids, 2, 0.3).double().mean(0) / 0.7
     torch.testing.assert_close(out.flatten(), expected)
     out.sum().backward()

@@ -4,12 +4,18 @@ import torch
 from gnn_dist.ops import draws
 from gnn_dist.ops.draws import (
     DrawKey,
+    bias_relu_dropout,
     copy_numbers,
     dropout_by_id,
     edge_ids,
     keep_mask,
     uniform_by_id,
 )
+from gnn_dist.ops.native import kernels
+from gnn_dist.ops.reference import draws as reference
+from gnn_dist.ops.reference.draws import mix
+
+pytestmark = pytest.mark.kernels
 
 KEY = DrawKey(seed=1, step=2, site=3)
 
@@ -30,7 +36,7 @@ def test_values_are_fixed():
 
 def test_mix_of_tensors_equals_mix_of_integers():
     values = [0, 1, -1, 2**62, -(2**63), 123456789]
-    mixed = draws._mix(torch.tensor(values)).tolist()
+    mixed = mix(torch.tensor(values)).tolist()
     assert [m & draws.MASK64 for m in mixed] == [draws._mix_int(v & draws.MASK64) for v in values]
 
 
@@ -105,3 +111,186 @@ def test_copies_are_numbered_in_any_order():
     src, dst = torch.tensor([2, 0, 2, 1, 2, 0]), torch.tensor([1, 0, 1, 2, 1, 0])
     assert copy_numbers(src, dst, 3).tolist() == [0, 0, 1, 0, 2, 1]
     assert copy_numbers(src[:0], dst[:0], 3).tolist() == []
+
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+WIDTHS = [0, 1, 2, 3, 7, 8, 15, 16, 31, 33, 47, 100]
+THRESHOLDS = [0, 1, 2**30, 2**32 - 1, 2**32]
+
+
+def any_ids(size):
+    return torch.randint(-(2**63), 2**63 - 1, (size,))
+
+
+def values(num_rows, width, dtype):
+    x = torch.randn(num_rows, width)
+    x.view(-1)[::13] = torch.nan
+    x.view(-1)[::17] = torch.inf
+    x.view(-1)[::19] = 0.0
+    return x.to(dtype)
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_draws_equal_the_reference(instruction_set):
+    ids = any_ids(23)
+    for width in WIDTHS:
+        for threshold in THRESHOLDS:
+            args = (ids, KEY.value, width, threshold)
+            same(kernels.keep_mask(*args), reference.keep_mask(*args))
+    same(kernels.uniform_by_id(ids, KEY.value), reference.uniform_by_id(ids, KEY.value))
+    ends = (ids, ids.flip(0), ids.abs() % 5)
+    same(kernels.edge_ids(*ends), reference.edge_ids(*ends))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_fused_dropout_equals_the_reference(instruction_set, dtype, relu):
+    ids = any_ids(23)
+    for width in WIDTHS:
+        x, grad = values(23, width, dtype), values(23, width, dtype)
+        for bias in (None, torch.randn(width).to(torch.promote_types(dtype, torch.float32))):
+            for threshold in THRESHOLDS:
+                args = (x, bias, ids, KEY.value, threshold, 1.7, relu)
+                out = kernels.bias_relu_dropout(*args)
+                same(out, reference.bias_relu_dropout(*args))
+                here = x.clone()
+                kernels.bias_relu_dropout_(here, *args[1:])
+                same(here, out)
+                back = (grad, out if relu else None, *args[2:6], False)
+                same(kernels.relu_dropout_grad(*back)[0], reference.relu_dropout_grad(*back)[0])
+
+
+def plain(x, bias, keep, p, relu):
+    """Return what PyTorch computes: each step rounded, in this order."""
+    x = x if bias is None else x + bias
+    x = x.relu() if relu else x
+    return (x * (1.0 / (1.0 - p))) * keep
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fused_dropout_is_bit_equal_to_its_steps(dtype, relu):
+    x, ids, bias = values(40, 37, dtype), torch.arange(40), torch.randn(37, dtype=dtype)
+    for p in (0.0, 0.3, 0.9):
+        keep = keep_mask(KEY, ids, 37, p)
+        for b in (None, bias):
+            out = bias_relu_dropout(x, b, ids=ids, p=p, key=KEY, relu=relu)
+            expected = plain(x, b, keep, p, relu)
+            same(out, expected)
+            if not relu:
+                assert torch.equal(out.signbit(), expected.signbit())
+
+
+def test_what_is_not_finite_stays_visible():
+    x = torch.tensor([[torch.nan, torch.inf, -torch.inf, -1.0]]).expand(64, 4)
+    ids = torch.arange(64)
+    keep = keep_mask(KEY, ids, 4, 0.5)
+    out = bias_relu_dropout(x, None, ids=ids, p=0.5, key=KEY)
+    assert bool(out[:, 0].isnan().all())
+    assert bool((out[:, 1] == torch.inf)[keep[:, 1]].all())
+    assert bool(out[:, 1].isnan()[~keep[:, 1]].all())
+    assert not out[:, 2:].any()
+    assert bool(dropout_by_id(x, ids, 0.5, KEY)[:, :3].isfinite().logical_not().all())
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("relu", [False, True])
+def test_gradients_of_fused_dropout(p, relu):
+    ids = torch.tensor([3, 3, 8])
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(3, 2, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+    bias = torch.randn(2, 5, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    def call(x, bias):
+        return bias_relu_dropout(x, bias, ids=ids, p=p, key=KEY, relu=relu)
+
+    def in_place(x, bias):
+        return bias_relu_dropout(x * 2.0, bias, ids=ids, p=p, key=KEY, relu=relu, inplace=True)
+
+    assert torch.autograd.gradcheck(call, (x, bias))
+    assert torch.autograd.gradcheck(in_place, (x, bias))
+    if p < 1.0:
+        keep = keep_mask(KEY, ids, 10, p).view(3, 2, 5)
+        expected = plain(x, bias, keep, p, relu)
+        mine = torch.autograd.grad(call(x, bias).square().sum(), (x, bias))
+        theirs = torch.autograd.grad(expected.square().sum(), (x, bias))
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_bias_of_another_dtype_gets_its_gradient_in_it():
+    x = torch.randn(5, 3).bfloat16().requires_grad_()
+    bias = torch.randn(3, requires_grad=True)
+    bias_relu_dropout(x, bias, ids=torch.arange(5), p=0.0, key=KEY, relu=False).sum().backward()
+    assert (x.grad.dtype, bias.grad.dtype) == (torch.bfloat16, torch.float32)
+    assert bias.grad.tolist() == [5.0] * 3
+
+
+def test_in_place_writes_where_it_is_told_and_refuses_leaves():
+    x, ids = torch.randn(6, 9), torch.arange(6)
+    expected = bias_relu_dropout(x, None, ids=ids, p=0.5, key=KEY)
+    assert bias_relu_dropout(x, None, ids=ids, p=0.5, key=KEY, inplace=True) is x
+    same(x, expected)
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        bias_relu_dropout(x.requires_grad_(), None, ids=ids, p=0.5, key=KEY, inplace=True)
+
+
+def test_gradient_of_a_bias_stays_accurate_over_many_rows():
+    # One number added a million times: one float32 sum would be off by a hundredth.
+    grad = torch.full((1_000_000, 3), 0.1)
+    args = (grad, None, torch.empty(1_000_000, dtype=torch.int64), 0, 0, 1.0, True)
+    _, total = kernels.relu_dropout_grad(*args)
+    expected = grad[0, 0].double() * 1_000_000
+    assert ((total.double() - expected).abs() / expected).max() < 1e-5
+
+
+def test_dropout_is_bit_equal_for_any_number_of_threads(by_threads):
+    x, ids, bias = torch.randn(2000, 33), any_ids(2000), torch.randn(33, requires_grad=True)
+
+    def both():
+        bias.grad = None
+        out = bias_relu_dropout(x, bias, ids=ids, p=0.5, key=KEY)
+        out.square().sum().backward()
+        return out.detach(), bias.grad, keep_mask(KEY, ids, 33, 0.3), uniform_by_id(KEY, ids)
+
+    one, *others = by_threads(both)
+    for other in others:
+        for a, b in zip(one, other, strict=True):
+            same(a, b)
+
+
+def test_rows_that_lie_apart():
+    wide, ids = torch.randn(7, 60), any_ids(7)
+    for x in (wide[:, 5:40], wide.T[:7], wide[:1].expand(7, 60)):
+        same(dropout_by_id(x, ids, 0.5, KEY), dropout_by_id(x.clone(), ids, 0.5, KEY))
+    same(uniform_by_id(KEY, ids[::2]), uniform_by_id(KEY, ids)[::2])
+
+
+def test_arguments_that_do_not_fit():
+    x, ids = torch.randn(4, 6), torch.arange(4)
+    with pytest.raises(ValueError, match="ids must have one element per row"):
+        dropout_by_id(x, ids[:3], 0.5, KEY)
+    with pytest.raises(ValueError, match="ids must be Long"):
+        dropout_by_id(x, ids.int(), 0.5, KEY)
+    with pytest.raises(ValueError, match="x must be float32, float64, bfloat16 or float16"):
+        dropout_by_id(x.long(), ids, 0.5, KEY)
+    with pytest.raises(ValueError, match="bias must be contiguous with 6 elements"):
+        bias_relu_dropout(x, torch.ones(5), ids=ids, p=0.5, key=KEY)
+    with pytest.raises(ValueError, match=r"threshold must lie in \[0, 2\^32\]"):
+        keep_mask(KEY, ids, 3, 1.5)
+    with pytest.raises(ValueError, match="must have one size"):
+        edge_ids(ids, ids[:3], ids)
+
+
+def test_operators_as_pytorch_sees_them():
+    x, ids, bias = torch.randn(4, 6), torch.arange(4), torch.randn(6)
+    args = (x, bias, ids, KEY.value, 2**31, 2.0, True)
+    torch.library.opcheck(kernels.bias_relu_dropout.default, args)
+    torch.library.opcheck(kernels.bias_relu_dropout_.default, args)
+    grad = (x, torch.randn(4, 6), ids, KEY.value, 2**31, 2.0, True)
+    torch.library.opcheck(kernels.relu_dropout_grad.default, grad)
+    torch.library.opcheck(kernels.keep_mask.default, (ids, KEY.value, 5, 2**31))
+    torch.library.opcheck(kernels.uniform_by_id.default, (ids, KEY.value))
+    torch.library.opcheck(kernels.edge_ids.default, (ids, ids, ids))

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnn_dist.ops.csr import CSR
+from gnn_dist.ops.sddmm import sddmm
 from gnn_dist.ops.softmax import edge_softmax
 from gnn_dist.ops.spmm import (
     Factors,
     SparseRows,
-    sddmm,
     spmm_extreme,
     spmm_sum,
     spmm_where_equal,

@@ -106,16 +106,36 @@ Pool& pool() {
   return *only;
 }
 
+int64_t element_bytes(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Bool:
+    case ScalarType::Byte:
+    case ScalarType::Char:
+      return 1;
+    case ScalarType::Short:
+    case ScalarType::Half:
+    case ScalarType::BFloat16:
+      return 2;
+    case ScalarType::Int:
+    case ScalarType::Float:
+      return 4;
+    case ScalarType::ComplexDouble:
+      return 16;
+    default:
+      return 8;
+  }
+}
+
 }  // namespace
 
-Tensor new_rows(const Tensor& like, int64_t num_rows, int64_t width) {
+Tensor new_rows(const Tensor& like, int64_t num_rows, int64_t width, ScalarType dtype) {
   check(num_rows >= 0 && width >= 0, "sizes must not be negative, got (", num_rows, ", ", width,
         ")");
-  const int64_t num_bytes = num_rows * width * static_cast<int64_t>(like.element_size());
-  if (num_bytes < kSmallest) return torch::stable::new_empty(like, {num_rows, width});
+  const int64_t num_bytes = num_rows * width * element_bytes(dtype);
+  if (num_bytes < kSmallest) return torch::stable::new_empty(like, {num_rows, width}, dtype);
   const Block block = pool().take(num_bytes);
-  return torch::stable::from_blob(block.data, {num_rows, width}, {width, 1}, like.device(),
-                                  like.scalar_type(), [block](void*) { pool().give_back(block); });
+  return torch::stable::from_blob(block.data, {num_rows, width}, {width, 1}, like.device(), dtype,
+                                  [block](void*) { pool().give_back(block); });
 }
 
 Tensor empty_rows(Tensor like, int64_t num_rows, int64_t width) {

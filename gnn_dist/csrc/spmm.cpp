@@ -81,22 +81,24 @@ int64_t widest_panel(StorageType type) {
       : instruction_set() == InstructionSet::avx2 ? 32
                                                   : 16;
   const int64_t lanes = vector_bytes / (type == kDouble ? 8 : 4);
-  return 8 * lanes;
+  return max_vectors(vector_bytes) * lanes;
 }
 
-SpmmCall with_head(SpmmCall call, int64_t head) {
-  call.head = head;
+SpmmCall for_panel(SpmmCall call, const Panel& panel, int64_t element_bytes) {
+  call.head = panel.head;
+  const int64_t rows = kBytesAhead / (panel.columns.width * element_bytes + 1);
+  call.ahead = std::clamp(rows, kLeastAhead, kMostAhead);
   return call;
 }
 
 void run(const SpmmLoops& loops, const SpmmCall& call, const CsrView& csr,
-         const std::vector<Panel>& parts) {
+         const std::vector<Panel>& parts, int64_t element_bytes) {
   const Schedule schedule(csr);
   std::atomic<bool> valid{true};
   const int64_t num_pieces = static_cast<int64_t>(schedule.pieces.size());
   const std::unique_ptr<char[]> partials(new char[num_pieces * kPartialBytes + 1]);
   for (const Panel& panel : parts) {
-    const SpmmCall here = with_head(call, panel.head);
+    const SpmmCall here = for_panel(call, panel, element_bytes);
     // Pieces first: they are the longest tasks.
     for_each_task(num_pieces + schedule.num_ranges(), [&](int64_t task) {
       bool ok;
@@ -186,7 +188,7 @@ void spmm_into(const Tensor& out, const Tensor& indptr, const Tensor& indices, c
   call.dst_scale = scale(dst_scale, factor, csr.num_rows, "dst_scale");
   call.add = add;
   run(GNN_DIST_KERNELS(spmm).loops[type][kSum], call, csr,
-      panels(from.width, heads, widest_panel(type)));
+      panels(from.width, heads, widest_panel(type)), x.element_size());
 }
 
 }  // namespace
@@ -221,7 +223,7 @@ void spmm_extreme(Tensor out, OptionalTensor count, Tensor indptr, Tensor indice
     call.count = static_cast<int32_t*>(counts.data);
   }
   run(GNN_DIST_KERNELS(spmm).loops[type][largest ? kMax : kMin], call, csr,
-      panels(from.width, 1, widest_panel(type)));
+      panels(from.width, 1, widest_panel(type)), x.element_size());
 }
 
 Tensor spmm_where_equal(Tensor indptr, Tensor indices, Tensor x, Tensor second, Tensor own) {
@@ -242,7 +244,7 @@ Tensor spmm_where_equal(Tensor indptr, Tensor indices, Tensor x, Tensor second, 
   call.own = mine.data;
   call.own_stride = mine.stride;
   run(GNN_DIST_KERNELS(spmm).loops[type][kWhereEqual], call, csr,
-      panels(first.width, 1, widest_panel(type)));
+      panels(first.width, 1, widest_panel(type)), x.element_size());
   return out;
 }
 

@@ -13,6 +13,7 @@ struct SpmmCall {
   const int64_t* indptr;
   const int32_t* indices;
   int64_t nnz;
+  int64_t ahead;  // entries between asking for a source row and using it
   const void* x;
   const void* second;  // a second source with the strides of x (where-equal)
   int64_t num_cols;
@@ -58,8 +59,13 @@ struct SpmmKernels {
 // Rows of more entries are cut into pieces of this many. Fixed, so that sums do not depend on the
 // number of threads.
 constexpr int64_t kPieceEntries = 8192;
-// A partial result of one piece: eight vectors of at most 64 bytes of values, as many of counts.
-constexpr int64_t kPartialBytes = 2 * 8 * 64;
+// Vectors of a panel: those of its sum stay in registers, of which AVX-512 has twice as many.
+constexpr int max_vectors(int64_t vector_bytes) { return vector_bytes == 64 ? 16 : 8; }
+// A partial result of one piece: vectors of values, and as many of counts.
+constexpr int64_t kPartialBytes = 2 * 16 * 64;
+// What is asked for and not yet used: enough to hide the memory's latency, far from filling a cache.
+constexpr int64_t kBytesAhead = 16384;
+constexpr int64_t kLeastAhead = 8, kMostAhead = 32;
 
 GNN_DIST_DECLARE_TABLES(SpmmKernels, spmm)
 

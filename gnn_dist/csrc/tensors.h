@@ -68,8 +68,9 @@ struct RowsView {
 
 inline RowsView rows_view(const Tensor& tensor, const char* name) {
   check(tensor.dim() == 2, name, " must have two dimensions, got ", tensor.dim());
+  // An empty tensor counts as contiguous whatever its strides.
   check(tensor.size(0) == 0 || tensor.size(1) < 2 || tensor.stride(1) == 1, name,
-        " must have contiguous rows");  // strides of nothing may be anything
+        " must have contiguous rows");
   return {tensor.data_ptr(), tensor.size(0), tensor.size(1), tensor.stride(0),
           tensor.scalar_type()};
 }
@@ -114,6 +115,15 @@ auto with_float_dtype(ScalarType dtype, const char* name, F&& f) {
                torch::headeronly::toString(dtype)));
   }
 }
+
+// Where tables of loops have the loop for dtype: float32, float64, bfloat16, float16.
+inline int float_index(ScalarType dtype, const char* name) {
+  return with_float_dtype(dtype, name, [](auto value) {
+    using S = decltype(value);
+    return is_same<S, float> ? 0 : is_same<S, double> ? 1 : is_same<S, bf16> ? 2 : 3;
+  });
+}
+constexpr int kNumFloatDtypes = 4;
 
 // The dtype that values of this one are added up in.
 inline ScalarType accumulate_dtype(ScalarType dtype) {

@@ -26,7 +26,8 @@ from gnn_dist.errors import ConfigError, GraphError
 from gnn_dist.halo.block import Block
 from gnn_dist.halo.exchange import LayerExchange, Pending, halo_exchange
 from gnn_dist.ops.csr import CSR, SubCSR
-from gnn_dist.ops.spmm import Factors, sddmm, spmm_extreme, spmm_sum, spmm_where_equal
+from gnn_dist.ops.sddmm import sddmm
+from gnn_dist.ops.spmm import Factors, spmm_extreme, spmm_sum, spmm_where_equal
 
 __all__ = ["REDUCES", "aggregate", "all_sources"]
 
@@ -74,14 +75,19 @@ def aggregate(
                 x, replace(block, constant=None), reduce=reduce, self_loops=self_loops
             )
         return made[key]
+    # On a block without an exchange, gradients are of all sources, which are not all destinations.
+    symmetric = structure.symmetric and block.num_rows_in == block.num_dst
+    exchange = block.exchange
+    if exchange is not None and exchange.is_alone:
+        exchange = None
     if reduce in ("max", "min"):
-        operator = _Operator(csr, block.exchange, structure.symmetric, None, None)
+        operator = _Operator(csr, exchange, symmetric, None, None)
         return _Extreme.apply(x, operator, reduce)  # type: ignore[no-any-return, no-untyped-call]
-    dst = csr.mean_scale if reduce == "mean" else None
-    if scale is not None:
-        dst = scale[: block.num_dst]
-    symmetric = structure.symmetric and structure.is_own_weight(weight)
-    operator = _Operator(csr, block.exchange, symmetric, scale, dst)
+    dst = scale
+    if reduce == "mean":
+        dst = csr.mean_scale if self_loops else structure.mean_scale
+    symmetric = symmetric and structure.is_own_weight(weight)
+    operator = _Operator(csr, exchange, symmetric, scale, dst)
     onto = None if onto is None else onto.contiguous()
     return _Sum.apply(x, weight, onto, operator)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -129,7 +135,7 @@ class _Operator(NamedTuple):
         exchange: Brings sources beyond the destinations; None where they are here.
         symmetric: Over all ranks, every edge has its reverse, as often and with equal weight.
         src: (num_src,) factors of sources, or None.
-        dst: (num_dst,) factors of destinations, or None.
+        dst: (num_dst,) factors of destinations, or None; where all ranks' are known, (num_src,).
     """
 
     csr: CSR
@@ -144,6 +150,11 @@ class _Operator(NamedTuple):
         if self.exchange is None:
             return SubCSR(self.csr, None), None
         return self.csr.split_columns(self.exchange.plan.num_owned)
+
+    @property
+    def own_dst(self) -> Tensor | None:
+        """(num_dst,) factors of destinations, or None."""
+        return None if self.dst is None else self.dst[: self.csr.num_rows]
 
     @property
     def src_halves(self) -> tuple[Tensor | None, Tensor | None]:
@@ -168,12 +179,12 @@ class _Sum(torch.autograd.Function):
             pending = operator.exchange.forward.start(x)
         if onto is not None:
             ctx.mark_dirty(onto)
-        factors = Factors(weight, here.position, src_here, operator.dst)
+        factors = Factors(weight, here.position, src_here, operator.own_dst)
         out = spmm_sum(here.csr, x, factors, out=onto)
         rows = None
         if pending is not None and halo is not None:
             rows = pending.wait()
-            factors = Factors(weight, halo.position, src_halo, operator.dst)
+            factors = Factors(weight, halo.position, src_halo, operator.own_dst)
             spmm_sum(halo.csr, rows, factors, out=out)
         ctx.operator = operator
         # Source rows are needed again only where the weights have a gradient.
@@ -212,7 +223,7 @@ def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
         position = turned.position
         if half.position is not None and weight is not None and position is not None:
             position = half.position.index_select(0, position)
-        return spmm_sum(turned.csr, grad, Factors(weight, position, operator.dst, src))
+        return spmm_sum(turned.csr, grad, Factors(weight, position, operator.own_dst, src))
 
     exchange = operator.exchange
     if exchange is None or halo is None:
@@ -228,17 +239,22 @@ def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
     src_here, _ = operator.src_halves
     exchange = operator.exchange
     if exchange is None or halo is None:
-        factors = Factors(weight, here.position, operator.dst, src_here)
+        factors = Factors(weight, here.position, operator.own_dst, src_here)
         return spmm_sum(here.csr, grad, factors), None
-    if operator.dst is not None:
-        # The factors of halo destinations are known to their owners only.
-        dst = operator.dst.to(torch.promote_types(grad.dtype, torch.float32))
-        grad = (grad * dst.view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
+    dst_here, dst_halo = operator.own_dst, None
+    if dst_here is not None and operator.dst is not None:
+        if len(operator.dst) == operator.csr.num_cols:
+            dst_halo = operator.dst[operator.csr.num_rows :]
+        else:
+            # Only their owners know the factors of halo destinations.
+            wide = dst_here.to(torch.promote_types(grad.dtype, torch.float32))
+            grad = (grad * wide.view(-1, *(1,) * (grad.dim() - 1))).to(grad.dtype)
+            dst_here = None
     pending = exchange.mirrored.start(grad)
-    grad_x = spmm_sum(here.csr, grad, Factors(weight, here.position, None, src_here))
+    grad_x = spmm_sum(here.csr, grad, Factors(weight, here.position, dst_here, src_here))
 
     def finish() -> Tensor:
-        factors = Factors(weight, halo.position, None, src_here)
+        factors = Factors(weight, halo.position, dst_halo, src_here)
         return spmm_sum(halo.csr, pending.wait(), factors, out=grad_x)
 
     return grad_x, finish
@@ -250,8 +266,8 @@ def _weight_gradient(
     here, halo = operator.halves
     x, rows = sources
     heads = weight.dim() == 2
-    if operator.dst is not None:
-        grad = grad * operator.dst.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
+    if operator.own_dst is not None:
+        grad = grad * operator.own_dst.to(grad.dtype).view(-1, *(1,) * (grad.dim() - 1))
 
     def of(half: SubCSR, values: Tensor, src: Tensor | None) -> Tensor:
         product = sddmm(half.csr, grad, values, heads)

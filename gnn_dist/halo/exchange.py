@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.comm.transport import Handle, Transport
 from gnn_dist.errors import ConfigError, nearest
+from gnn_dist.ops.rows import gather_rows, new_rows_like
 from gnn_dist.profile.meter import HALO_WAIT, Meter
 from gnn_dist.shard.plan import HaloPlan
 
@@ -67,6 +68,11 @@ class LayerExchange:
     forward: Exchange
     reverse: Exchange
     mirrored: Exchange
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one rank only, so that nothing ever travels."""
+        return len(self.plan.recv_ptr) == 2
 
 
 @dataclass
@@ -117,8 +123,8 @@ class OverlappedExchange:
     def start(self, rows: Tensor) -> Pending:
         """Collective. Post receives, then sends."""
         route = self.route
-        send = rows if route.send_index is None else rows.index_select(0, route.send_index)
-        received = rows.new_empty((route.recv_ptr[-1], *rows.shape[1:]))
+        send = rows if route.send_index is None else gather_rows(rows, route.send_index)
+        received = new_rows_like(rows, route.recv_ptr[-1])
         handle = self.transport.exchange(
             send.contiguous(), route.send_ptr, received, route.recv_ptr, route.channel
         )

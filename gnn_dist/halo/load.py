@@ -14,6 +14,7 @@ from gnn_dist.comm.world import World
 from gnn_dist.errors import ShardFormatError
 from gnn_dist.graph import CSRFeatures
 from gnn_dist.ops.csr import CSR
+from gnn_dist.ops.rows import gather_rows
 from gnn_dist.ops.spmm import SparseRows
 from gnn_dist.partition import PartitionBook
 from gnn_dist.shard.format import read_meta
@@ -114,7 +115,7 @@ def exchange_rows(rows: Tensor, plan: HaloPlan, transport: Transport) -> Tensor:
     """Collective. Return the halo rows (h, ...) of some owned rows (n, ...), without gradients."""
     received = rows.new_empty((plan.num_halo, *rows.shape[1:]))
     transport.exchange(
-        rows.index_select(0, plan.send_index), plan.send_ptr, received, plan.recv_ptr, PLAN_CHANNEL
+        gather_rows(rows, plan.send_index), plan.send_ptr, received, plan.recv_ptr, PLAN_CHANNEL
     ).wait()
     return received
 
@@ -171,6 +172,7 @@ def _structure(
         src_id=torch.cat([node_id, exchange_rows(node_id, plan, transport)]),
         degree=torch.cat([degree, exchange_rows(degree, plan, transport)]),
         edge_weight=weight,
+        num_in_edges=torch.cat([csr.counts, exchange_rows(csr.counts, plan, transport)]),
     )
 
 

@@ -85,7 +85,7 @@ class GATConv(nn.Module):
         """What is added to every row of the output."""
         return self.bias
 
-    def forward(self, x: Rows, block: Block) -> Tensor:
+    def forward(self, x: Rows, block: Block, *, skip_bias: bool = False) -> Tensor:
         """Collective. Map x (n, in_channels) to (n, heads * out_channels), or (n, out_channels)."""
         structure = block.structure
         rows = all_sources(linear(x, self.lin.weight), block)
@@ -99,8 +99,10 @@ class GATConv(nn.Module):
             symmetric=is_own_transpose(structure),
         )
         out = out if self.concat else mean_of_heads(out, self.heads)
+        if self.bias is None or skip_bias:
+            return out
         # In place: nothing else reads the aggregate.
-        return out if self.bias is None else out.add_(self.bias.to(out.dtype))
+        return out.add_(self.bias.to(out.dtype))
 
 
 class GATv2Conv(nn.Module):

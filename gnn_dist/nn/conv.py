@@ -56,8 +56,8 @@ class GCNConv(nn.Module):
         """What is added to every row of the output."""
         return self.bias
 
-    def forward(self, x: Rows, block: Block) -> Tensor:
-        """Collective. Map x (n, in_channels) to (n, out_channels)."""
+    def forward(self, x: Rows, block: Block, *, skip_bias: bool = False) -> Tensor:
+        """Collective. Map x (n, in_channels) to (n, out_channels), without the bias if asked."""
         structure = block.structure
         out = aggregate(
             linear(x, self.lin.weight),
@@ -66,7 +66,7 @@ class GCNConv(nn.Module):
             scale=structure.gcn_scale,
             self_loops=True,
         )
-        return out if self.bias is None else out + self.bias
+        return out if self.bias is None or skip_bias else out + self.bias
 
 
 class SAGEConv(nn.Module):
@@ -107,14 +107,14 @@ class SAGEConv(nn.Module):
         """What is added to every row of the output."""
         return self.lin_l.bias
 
-    def forward(self, x: Rows, block: Block) -> Tensor:
-        """Collective. Map x (n, in_channels) to (num_dst, out_channels)."""
-        weight, bias = self.lin_l.weight, self.lin_l.bias
+    def forward(self, x: Rows, block: Block, *, skip_bias: bool = False) -> Tensor:
+        """Collective. Map x (n, in_channels) to (num_dst, out_channels); skip the bias if asked."""
+        weight, bias = self.lin_l.weight, None if skip_bias else self.lin_l.bias
         narrows = weight.size(0) <= weight.size(1) or isinstance(x, SparseRows)
         # Linear maps commute with sums: transform first where that makes rows shorter.
         transform_first = self.reduce in ("sum", "mean") and narrows
         if self.lin_r is None:
-            return self._without_root(x, block, transform_first)
+            return self._without_root(x, block, bias, transform_first)
         own = x if x.size(0) == block.num_dst else dense(x)[: block.num_dst]
         if not transform_first:
             rows = aggregate(dense(x), block, reduce=self.reduce)
@@ -125,9 +125,11 @@ class SAGEConv(nn.Module):
             rows, root = linear(x, weight), linear(own, self.lin_r.weight, bias)
         return aggregate(rows, block, reduce=self.reduce, onto=root)
 
-    def _without_root(self, x: Rows, block: Block, transform_first: bool) -> Tensor:
+    def _without_root(
+        self, x: Rows, block: Block, bias: Tensor | None, transform_first: bool
+    ) -> Tensor:
         """Collective. Map x as `forward` does without the term W_r x."""
-        weight, bias = self.lin_l.weight, self.lin_l.bias
+        weight = self.lin_l.weight
         if not transform_first:
             return linear(aggregate(dense(x), block, reduce=self.reduce), weight, bias)
         out = aggregate(linear(x, weight), block, reduce=self.reduce)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from gnn_dist.errors import ConfigError
-from gnn_dist.ops.draws import DrawKey, dropout_by_id
+from gnn_dist.ops.draws import DrawKey, bias_relu_dropout
 
 __all__ = ["Dropout", "set_step"]
 
@@ -37,19 +37,21 @@ class Dropout(nn.Module):
         self.key: DrawKey | None = None
         self.uses = 0  # since the step began: a module that a model uses twice draws twice
 
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Apply dropout in training mode.
+    def forward(
+        self, x: Tensor, ids: Tensor, *, bias: Tensor | None = None, relu: bool = False
+    ) -> Tensor:
+        """Apply dropout in training mode; before it, in the same pass, a bias and a ReLU.
 
         Args:
             x: (n, ...), rows.
             ids: int64 (n,), original id of each row (or edge).
-
-        Raises:
-            ConfigError: `set_step` was never called.
+            bias: Of the shape of a row; added first.
+            relu: Apply a ReLU.
         """
         if not self.training or self.p == 0.0:
-            return x
-        return dropout_by_id(x, ids, self.p, self.next_key())
+            key = DrawKey(0, 0, 0)
+            return bias_relu_dropout(x, bias, ids=ids, p=0.0, key=key, relu=relu)
+        return bias_relu_dropout(x, bias, ids=ids, p=self.p, key=self.next_key(), relu=relu)
 
     def next_key(self) -> DrawKey:
         """Return the key of the next use, for what applies this dropout itself.

@@ -93,12 +93,22 @@ class GNN(nn.Module):
         """
         hidden: Rows = x
         for i, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
-            rows: Tensor = conv(hidden, block)
+            # What the activation can add in its own pass, the convolution leaves out.
+            late = self._late_bias(i)
+            rows: Tensor = (
+                conv(hidden, block) if late is None else conv(hidden, block, skip_bias=True)
+            )
             if i < len(self.dropouts):
-                rows = self.norms[i](rows).relu()
-                rows = self.dropouts[i](rows, block.dst_id)
+                rows = self.dropouts[i](self.norms[i](rows), block.dst_id, bias=late, relu=True)
             hidden = rows
         return rows
+
+    def _late_bias(self, i: int) -> Tensor | None:
+        """Return the bias of a convolution that goes straight into an activation."""
+        conv = self.convs[i]
+        if i == len(self.dropouts) or not isinstance(self.norms[i], nn.Identity):
+            return None
+        return conv.output_bias if isinstance(conv, GCNConv | SAGEConv | GATConv) else None
 
 
 def _fix_bias(conv: nn.Module) -> None:

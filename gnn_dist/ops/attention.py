@@ -15,10 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# These register what other devices do.
-import gnn_dist.ops.reference.dot_attention
-import gnn_dist.ops.reference.gat
-import gnn_dist.ops.reference.gatv2  # noqa: F401
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.native import kernels

@@ -8,17 +8,25 @@ Flood, 2014): a bijective mix of 64 bits, applied to a key plus a multiple of th
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["DrawKey", "copy_numbers", "dropout_by_id", "edge_ids", "keep_mask", "uniform_by_id"]
+from gnn_dist.ops.native import kernels
+from gnn_dist.ops.reference.draws import GOLDEN, MASK64, MULTIPLIERS, signed
+from gnn_dist.ops.rows import as_rows, readable_rows
 
-GOLDEN = 0x9E3779B97F4A7C15
-MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-MASK64 = 2**64 - 1
-ROWS_AT_ONCE = 1 << 16  # words mixed together: they stay in cache
+__all__ = [
+    "DrawKey",
+    "bias_relu_dropout",
+    "copy_numbers",
+    "dropout_by_id",
+    "edge_ids",
+    "keep_mask",
+    "uniform_by_id",
+]
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class DrawKey:
         mixed = 0
         for part in (self.seed, self.step, self.site):
             mixed = _mix_int((mixed + GOLDEN + part) & MASK64)
-        return _signed(mixed)
+        return signed(mixed)
 
 
 def keep_mask(key: DrawKey, ids: Tensor, num_cols: int, p: float) -> Tensor:
@@ -56,29 +64,22 @@ def keep_mask(key: DrawKey, ids: Tensor, num_cols: int, p: float) -> Tensor:
     Returns:
         bool (n, num_cols), on the device of `ids`.
     """
-    row_key = _mix(_mix(ids + _signed(GOLDEN)) ^ key.value)
-    words = (num_cols + 1) // 2
-    column = (torch.arange(1, words + 1, device=ids.device)) * _signed(GOLDEN)
-    # Each word gives two columns: its low and its high half, compared as unsigned numbers.
-    threshold = round(p * 2**32)
-    keep = torch.empty(ids.numel(), 2 * words, dtype=torch.bool, device=ids.device)
-    step = max(1, ROWS_AT_ONCE // max(1, words))
-    for start in range(0, ids.numel(), step):
-        word = _mix(row_key[start : start + step, None] + column)
-        torch.ge(word & 0xFFFFFFFF, threshold, out=keep[start : start + step, 0::2])
-        torch.ge((word >> 32) & 0xFFFFFFFF, threshold, out=keep[start : start + step, 1::2])
-    return keep[:, :num_cols]
+    keep: Tensor = kernels.keep_mask(ids.contiguous(), key.value, num_cols, _threshold(p))
+    return keep
 
 
 def uniform_by_id(key: DrawKey, ids: Tensor) -> Tensor:
     """Draw float64 (n,) uniform numbers in [0, 1), one for each id of `ids` (n,)."""
-    word = _mix(_mix(ids + _signed(GOLDEN)) ^ key.value)
-    return ((word >> 11) & (2**53 - 1)).double() / 2**53
+    drawn: Tensor = kernels.uniform_by_id(ids.contiguous(), key.value)
+    return drawn
 
 
 def edge_ids(src_id: Tensor, dst_id: Tensor, copy_number: Tensor) -> Tensor:
     """Return int64 keys of edges, from original ids (e,) and copy numbers (e,)."""
-    return _mix(_mix(src_id + _signed(GOLDEN)) + dst_id) + copy_number
+    ids: Tensor = kernels.edge_ids(
+        src_id.contiguous(), dst_id.contiguous(), copy_number.contiguous()
+    )
+    return ids
 
 
 def copy_numbers(src: Tensor, dst: Tensor, num_src: int) -> Tensor:
@@ -100,43 +101,94 @@ def dropout_by_id(x: Tensor, ids: Tensor, p: float, key: DrawKey) -> Tensor:
         key: Seed, step and site.
 
     Returns:
-        A tensor like `x`, differentiable.
+        A tensor like `x`, differentiable: (x * scale) * keep, so what is not finite stays visible.
     """
-    if p == 0.0 or x.numel() == 0:
+    return bias_relu_dropout(x, None, ids=ids, p=p, key=key, relu=False)
+
+
+def bias_relu_dropout(
+    x: Tensor,
+    bias: Tensor | None,
+    *,
+    ids: Tensor,
+    p: float,
+    key: DrawKey,
+    relu: bool = True,
+    inplace: bool = False,
+) -> Tensor:
+    """Add a bias, apply ReLU and drop out by id, in one pass: (relu(x + bias) * scale) * keep.
+
+    The mask is not stored. With a ReLU the backward reads it off the result, which is above zero
+    where an element was positive and kept; without one it is drawn again.
+
+    Args:
+        x: (n, ...), the rows, float32, float64, bfloat16 or float16; computed no narrower than in
+            float32 and rounded once.
+        bias: Of the shape of a row, or None.
+        ids: int64 (n,), original id of each row.
+        p: Probability of dropping an element, in [0, 1].
+        key: Seed, step and site.
+        relu: False leaves the ReLU away. As in PyTorch, a NaN passes through it.
+        inplace: Write the result into `x`, which nobody else may need: fresh memory costs more
+            than the work.
+
+    Returns:
+        A tensor like `x`, differentiable in `x` and `bias`. The gradient of `bias` is added up in
+        fixed blocks: it does not depend on the number of threads.
+    """
+    if p == 0.0 and bias is None and not relu:
         return x
-    if p == 1.0:
-        return x * 0.0
-    keep = keep_mask(key, ids, x[0].numel(), p)
-    return _Mask.apply(x, keep.view_as(x), 1.0 / (1.0 - p))  # type: ignore[no-any-return, no-untyped-call]
+    scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
+    drawn = _Drawn(ids.contiguous(), key.value, _threshold(p), scale)
+    out: Tensor = _BiasReluDropout.apply(x, bias, drawn, relu, inplace)  # type: ignore[no-untyped-call]
+    return out
 
 
-class _Mask(torch.autograd.Function):
-    """x * keep * scale, remembering one byte an element."""
+class _Drawn(NamedTuple):
+    """What the operators need to know of a mask."""
+
+    ids: Tensor
+    key: int
+    threshold: int
+    scale: float
+
+
+class _BiasReluDropout(torch.autograd.Function):
+    """One pass forward; one backward, which adds up the gradient of the bias too."""
 
     @staticmethod
-    def forward(ctx, x, keep, scale):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
-        ctx.save_for_backward(keep)
-        ctx.scale = scale
-        return (x * scale).mul_(keep)
+    def forward(ctx, x, bias, drawn, relu, inplace):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
+        wide = torch.promote_types(x.dtype, torch.float32)
+        flat_bias = None if bias is None else bias.to(wide).reshape(-1)
+        if inplace:
+            ctx.mark_dirty(x)
+            kernels.bias_relu_dropout_(as_rows(x), flat_bias, *drawn, relu)
+            out = x
+        else:
+            out = kernels.bias_relu_dropout(readable_rows(x), flat_bias, *drawn, relu).view(x.shape)
+        ctx.drawn, ctx.relu = drawn, relu
+        ctx.bias_like = None if bias is None else (bias.shape, bias.dtype)
+        ctx.save_for_backward(*([out] if relu else []))
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
-        (keep,) = ctx.saved_tensors
-        return (grad * ctx.scale).mul_(keep), None, None
+        result = readable_rows(ctx.saved_tensors[0]) if ctx.relu else None
+        want_bias = ctx.needs_input_grad[1]
+        for_x, total = kernels.relu_dropout_grad(readable_rows(grad), result, *ctx.drawn, want_bias)
+        for_bias = None
+        if want_bias:
+            shape, dtype = ctx.bias_like
+            for_bias = total.view(shape).to(dtype)
+        return for_x.view(grad.shape), for_bias, None, None, None
 
 
-def _mix(z: Tensor) -> Tensor:
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _signed(MULTIPLIERS[0])
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _signed(MULTIPLIERS[1])
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+def _threshold(p: float) -> int:
+    return round(p * 2**32)
 
 
 def _mix_int(z: int) -> int:
     z = ((z ^ (z >> 30)) * MULTIPLIERS[0]) & MASK64
     z = ((z ^ (z >> 27)) * MULTIPLIERS[1]) & MASK64
     return z ^ (z >> 31)
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value

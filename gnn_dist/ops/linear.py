@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-import gnn_dist.ops.reference.memory  # noqa: F401 - registers what other devices do
 from gnn_dist.ops.native import kernels
 
 __all__ = ["linear", "linear_onto", "linear_pair"]

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import gnn_dist.ops.reference.sampling  # noqa: F401  registers what runs without a kernel
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.native import kernels

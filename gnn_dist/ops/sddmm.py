@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-import gnn_dist.ops.reference.sddmm  # noqa: F401 - registers what other devices do
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.native import kernels
 

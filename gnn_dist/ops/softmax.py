@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-import gnn_dist.ops.reference.edge_softmax  # noqa: F401 - registers what other devices do
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.native import kernels
 

@@ -15,9 +15,9 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.native import kernels
-from gnn_dist.ops.sddmm import sddmm
+from gnn_dist.ops.rows import as_rows, readable_rows
 
-__all__ = ["Factors", "SparseRows", "sddmm", "spmm_extreme", "spmm_sum", "spmm_where_equal"]
+__all__ = ["Factors", "SparseRows", "spmm_extreme", "spmm_sum", "spmm_where_equal"]
 
 
 class Factors(NamedTuple):
@@ -68,9 +68,9 @@ def spmm_sum(
     """
     if out is not None and csr.nnz == 0:
         return out  # nothing to add: do not read and write every row for it
-    args = (csr.indptr, csr.indices, _matrix(x), *factors.for_rows_of(x.dtype))
+    args = (csr.indptr, csr.indices, readable_rows(x), *factors.for_rows_of(x.dtype))
     if out is not None:
-        kernels.spmm_add(_matrix(out, copy=False), *args)
+        kernels.spmm_add(as_rows(out), *args)
         return out
     result: Tensor = kernels.spmm(*args)
     return result.view(csr.num_rows, *x.shape[1:])
@@ -94,11 +94,11 @@ def spmm_extreme(
     shape = (csr.num_rows, *x.shape[1:])
     out, count = onto or (x.new_empty(shape), x.new_empty(shape, dtype=torch.int32))
     kernels.spmm_extreme(
-        _matrix(out, copy=False),
-        _matrix(count, copy=False),
+        as_rows(out),
+        as_rows(count),
         csr.indptr,
         csr.indices,
-        _matrix(x),
+        readable_rows(x),
         reduce == "max",
         onto is not None,
     )
@@ -117,17 +117,9 @@ def spmm_where_equal(csr: CSR, x: Tensor, second: Tensor, own: Tensor) -> Tensor
     Returns:
         (R, ...), like `own`.
     """
-    rows = (_matrix(x.contiguous()), _matrix(second.contiguous()), _matrix(own))
+    rows = (readable_rows(x.contiguous()), readable_rows(second.contiguous()), readable_rows(own))
     out: Tensor = kernels.spmm_where_equal(csr.indptr, csr.indices, *rows)
     return out.view(own.shape)
-
-
-def _matrix(rows: Tensor, *, copy: bool = True) -> Tensor:
-    """Return rows as a matrix whose rows are contiguous; without a copy only if it can be."""
-    if rows.dim() != 2:
-        width = rows.shape[1:].numel()
-        rows = rows.reshape(rows.size(0), width) if copy else rows.view(rows.size(0), width)
-    return rows.contiguous() if copy and rows.size(1) > 1 and rows.stride(1) != 1 else rows
 
 
 @dataclass(frozen=True, eq=False)

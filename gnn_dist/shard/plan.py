@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gnn_dist.ops.rows import scatter_add_rows
+
 __all__ = ["HaloPlan"]
 
 
@@ -42,4 +44,4 @@ class HaloPlan:
 
     def add_boundary(self, out: Tensor, rows: Tensor) -> Tensor:
         """Add boundary rows (s, ...) of a reverse exchange to owned rows (n, ...), in place."""
-        return out.index_add_(0, self.send_index, rows)
+        return scatter_add_rows(out, self.send_index, rows)

@@ -26,6 +26,8 @@ class Structure:
             loop counted once: with weight 1, or with the loop's own weight where it has one.
         edge_weight: Floating (e,), or None for ones.
         symmetric: Over all ranks, each edge has its reverse, as often and with equal weight.
+        num_in_edges: int64 (num_src,), in-edges of each source in the whole graph, or None if only
+            those of destinations are known.
     """
 
     csr: CSR
@@ -33,6 +35,7 @@ class Structure:
     degree: Tensor
     edge_weight: Tensor | None = None
     symmetric: bool = False
+    num_in_edges: Tensor | None = None
 
     @property
     def num_dst(self) -> int:
@@ -53,6 +56,15 @@ class Structure:
         """Return int64 (nnz,) keys for draws per edge of a structure over the same ids."""
         src, dst = self.src_id[csr.indices.long()], self.src_id[csr.rows]
         return edge_ids(src, dst, csr.copy_number)
+
+    @property
+    def mean_scale(self) -> Tensor:
+        """float64, 1 / in-edges, 1 without any: (num_src,) if all are known, else (num_dst,)."""
+        return self.csr.mean_scale if self.num_in_edges is None else self._mean_scale_of_all
+
+    @cached_property
+    def _mean_scale_of_all(self) -> Tensor:
+        return torch.as_tensor(self.num_in_edges).clamp(min=1).double().reciprocal()
 
     @cached_property
     def loop_edge_weight(self) -> Tensor | None:
@@ -95,6 +107,7 @@ class Structure:
             src_id=self.src_id.to(device),
             degree=self.degree.to(device),
             edge_weight=None if self.edge_weight is None else self.edge_weight.to(device),
+            num_in_edges=None if self.num_in_edges is None else self.num_in_edges.to(device),
         )
 
 

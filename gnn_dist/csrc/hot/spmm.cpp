@@ -8,8 +8,7 @@ using gnn_dist::Columns;
 using gnn_dist::Piece;
 using gnn_dist::SpmmCall;
 
-constexpr int64_t kAhead = 8;  // entries between asking for a source row and using it
-constexpr int kMaxVectors = 8;
+constexpr int kMaxVectors = gnn_dist::max_vectors(kVectorBytes);
 
 // Vectors of W elements that cover `width` columns; the last one ends at the last column and may
 // overlap the one before it.
@@ -72,6 +71,77 @@ struct Sum {
       for (int i = 0; i < NV; ++i) value[i] += load<S, W>(out + cover.offset(i));
     }
     for (int i = 0; i < NV; ++i) store<S, W>(out + cover.offset(i), value[i]);
+  }
+};
+
+// Sums of bfloat16, which are the upper halves of floats: of W elements, read as W / 2 words, those
+// at even columns are made floats by a shift and those at odd columns by a mask, without a shuffle.
+template <int W, int NV, bool kPlain>
+struct PairSum {
+  static constexpr bool kTwoSources = false;
+  static constexpr int kHalf = W / 2;
+  static constexpr uint32_t kUpper = 0xffff0000;
+  using Floats = vec<float, kHalf>;
+  using Words = vec<uint32_t, kHalf>;
+  Floats even[NV], odd[NV];
+
+  static GNN_DIST_INLINE Words words(const bf16* from) {
+    Words out;
+    __builtin_memcpy(&out, from, sizeof out);
+    return out;
+  }
+  static GNN_DIST_INLINE Floats even_of(Words w) { return bit_cast<Floats>(w << 16); }
+  static GNN_DIST_INLINE Floats odd_of(Words w) { return bit_cast<Floats>(w & kUpper); }
+
+  GNN_DIST_INLINE void begin(const SpmmCall&, Columns, Cover<W, NV>, int64_t) {
+    for (int i = 0; i < NV; ++i) even[i] = odd[i] = Floats{};
+  }
+  GNN_DIST_INLINE void take(const SpmmCall& call, const bf16* x, Cover<W, NV> cover, int64_t entry,
+                            int32_t column) {
+    float c = 1;
+    if constexpr (!kPlain) c = coefficient<bf16>(call, entry, column);
+    for (int i = 0; i < NV; ++i) {
+      const Words w = words(x + cover.offset(i));
+      even[i] += kPlain ? even_of(w) : c * even_of(w);
+      odd[i] += kPlain ? odd_of(w) : c * odd_of(w);
+    }
+  }
+  GNN_DIST_INLINE void save(Cover<W, NV>, void* partial) const {
+    __builtin_memcpy(partial, even, sizeof even);
+    __builtin_memcpy(static_cast<char*>(partial) + sizeof even, odd, sizeof odd);
+  }
+  GNN_DIST_INLINE void merge(Cover<W, NV>, const void* partial) {
+    for (int i = 0; i < NV; ++i) {
+      even[i] += load_plain<float, kHalf>(static_cast<const float*>(partial) + i * kHalf);
+      odd[i] += load_plain<float, kHalf>(static_cast<const float*>(partial) + (NV + i) * kHalf);
+    }
+  }
+  GNN_DIST_INLINE void finish(const SpmmCall& call, Columns columns, Cover<W, NV> cover,
+                              int64_t row) {
+    bf16* out = static_cast<bf16*>(call.out) + row * call.out_stride + columns.first;
+    const float scale =
+        call.dst_scale != nullptr ? static_cast<const float*>(call.dst_scale)[row] : 1.0f;
+    for (int i = 0; i < NV; ++i) {
+      even[i] *= scale;
+      odd[i] *= scale;
+    }
+    // All loads come before the first store: the last two vectors may overlap.
+    for (int i = 0; i < NV && call.add; ++i) {
+      const Words w = words(out + cover.offset(i));
+      even[i] += even_of(w);
+      odd[i] += odd_of(w);
+    }
+    for (int i = 0; i < NV; ++i) {
+      const Words w = (rounded(even[i]) >> 16) | (rounded(odd[i]) & kUpper);
+      __builtin_memcpy(out + cover.offset(i), &w, sizeof w);
+    }
+  }
+
+ private:
+  // The number that rounds to nearest, ties to even, when its lower half is dropped.
+  static GNN_DIST_INLINE Words rounded(Floats value) {
+    const Words bits = bit_cast<Words>(value);
+    return value == value ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x400000;
   }
 };
 
@@ -167,11 +237,23 @@ struct WhereEqual {
   }
 };
 
-// Asks for a row; a column out of range is harmless here and found when its turn comes.
-template <class S>
-GNN_DIST_INLINE void prefetch_row(const S* x, int64_t column, int64_t stride, int64_t bytes) {
-  const auto offset = static_cast<uintptr_t>(column * stride) * sizeof(S);
-  prefetch_bytes(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(x) + offset), bytes);
+// Asks for a row to come into the second-level cache, which has room for many rows and takes more
+// requests at a time than the first. A column out of range is harmless here and found in its turn.
+template <class S, int W, int NV>
+GNN_DIST_INLINE void prefetch_row(const S* x, int64_t column, int64_t stride, int64_t width) {
+  constexpr int kLines = (NV * W * static_cast<int>(sizeof(S)) + 63) / 64;
+  const auto row = reinterpret_cast<uintptr_t>(x) +
+                   static_cast<uintptr_t>(column * stride) * sizeof(S);
+  const auto last = row + static_cast<uintptr_t>(width) * sizeof(S) - 1;
+  for (int i = 0; i + 1 < kLines; ++i) {
+    __builtin_prefetch(reinterpret_cast<const void*>(row + 64 * i), 0, 1);
+  }
+  if (kLines == 1) __builtin_prefetch(reinterpret_cast<const void*>(row), 0, 1);
+  // The last line, and one more where rows do not begin at a line.
+  if (kLines > 1 && (stride * sizeof(S)) % 64 != 0) {
+    __builtin_prefetch(reinterpret_cast<const void*>(row + 64 * (kLines - 1)), 0, 1);
+  }
+  __builtin_prefetch(reinterpret_cast<const void*>(last), 0, 1);
 }
 
 // Takes the entries [begin, end) in order.
@@ -180,22 +262,23 @@ GNN_DIST_INLINE bool walk(const SpmmCall& call, Columns columns, int64_t begin, 
                           Reducer& reducer) {
   const Cover<W, NV> cover(columns.width);
   const S* x = static_cast<const S*>(call.x) + columns.first;
+  const int32_t* indices = call.indices;
+  const int64_t stride = call.x_stride, last_ahead = call.nnz - call.ahead;
   const auto num_cols = static_cast<uint64_t>(call.num_cols);
-  const int64_t bytes = columns.width * static_cast<int64_t>(sizeof(S));
   for (int64_t entry = begin; entry < end; ++entry) {
-    if (entry + kAhead < call.nnz) {
-      const int64_t column = call.indices[entry + kAhead];
-      prefetch_row(x, column, call.x_stride, bytes);
+    if (entry < last_ahead) {
+      const int64_t column = indices[entry + call.ahead];
+      prefetch_row<S, W, NV>(x, column, stride, columns.width);
       if constexpr (Reducer::kTwoSources) {
         const S* second = static_cast<const S*>(call.second) + columns.first;
-        prefetch_row(second, column, call.x_stride, bytes);
+        prefetch_row<S, W, NV>(second, column, stride, columns.width);
       }
     }
-    const int32_t column = call.indices[entry];
+    const int32_t column = indices[entry];
     if (__builtin_expect(static_cast<uint64_t>(static_cast<int64_t>(column)) >= num_cols, 0)) {
       return false;
     }
-    reducer.take(call, x + column * call.x_stride, cover, entry, column);
+    reducer.take(call, x + column * stride, cover, entry, column);
   }
   return true;
 }
@@ -263,12 +346,55 @@ struct ReducerOf<gnn_dist::kWhereEqual> {
   }
 };
 
+struct ReducerOfPairs {
+  template <int W, int NV, class F>
+  static GNN_DIST_INLINE auto with(const SpmmCall& call, F f) {
+    if (call.weight == nullptr && call.src_scale == nullptr) {
+      return f.template operator()<bf16, W, NV, PairSum<W, NV, true>>();
+    }
+    return f.template operator()<bf16, W, NV, PairSum<W, NV, false>>();
+  }
+};
+
+// Calls f with the vectors of two-byte pairs that cover a width of at least one of them.
+template <class F>
+GNN_DIST_INLINE auto with_pairs(const SpmmCall& call, int64_t width, F f) {
+  constexpr int kPair = 2 * full_width<float>;
+  switch ((width + kPair - 1) / kPair) {
+    case 1: return ReducerOfPairs::with<kPair, 1>(call, f);
+    case 2: return ReducerOfPairs::with<kPair, 2>(call, f);
+    case 3: return ReducerOfPairs::with<kPair, 3>(call, f);
+    case 4: return ReducerOfPairs::with<kPair, 4>(call, f);
+    case 5: return ReducerOfPairs::with<kPair, 5>(call, f);
+    case 6: return ReducerOfPairs::with<kPair, 6>(call, f);
+    case 7: return ReducerOfPairs::with<kPair, 7>(call, f);
+    default: return ReducerOfPairs::with<kPair, 8>(call, f);
+  }
+}
+
 // Calls f with the vectors that cover a width.
 template <class S, class Which, class F>
 GNN_DIST_INLINE auto with_cover(const SpmmCall& call, int64_t width, F f) {
   constexpr int kFull = full_width<accumulate_t<S>>;
+  if constexpr (is_same<S, bf16> && is_same<Which, ReducerOf<gnn_dist::kSum>>) {
+    if (width >= 2 * kFull) return with_pairs(call, width, f);
+  }
   if (width >= kFull) {
-    switch ((width + kFull - 1) / kFull) {
+    const int64_t count = (width + kFull - 1) / kFull;
+    if constexpr (kMaxVectors > 8) {
+      switch (count) {
+        case 9: return Which::template with<S, kFull, 9>(call, f);
+        case 10: return Which::template with<S, kFull, 10>(call, f);
+        case 11: return Which::template with<S, kFull, 11>(call, f);
+        case 12: return Which::template with<S, kFull, 12>(call, f);
+        case 13: return Which::template with<S, kFull, 13>(call, f);
+        case 14: return Which::template with<S, kFull, 14>(call, f);
+        case 15: return Which::template with<S, kFull, 15>(call, f);
+        case 16: return Which::template with<S, kFull, 16>(call, f);
+        default: break;
+      }
+    }
+    switch (count) {
       case 1: return Which::template with<S, kFull, 1>(call, f);
       case 2: return Which::template with<S, kFull, 2>(call, f);
       case 3: return Which::template with<S, kFull, 3>(call, f);

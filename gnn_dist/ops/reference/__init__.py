@@ -2,3 +2,35 @@
 
 Arguments are those of the operators in `csrc/`, raw tensors. Nothing here is differentiable.
 """
+
+from gnn_dist.ops.reference import (
+    attention,
+    dot_attention,
+    draws,
+    edge_softmax,
+    gat,
+    gatv2,
+    memory,
+    quantize,
+    rows,
+    sampling,
+    sddmm,
+    spmm,
+    structure,
+)
+
+__all__ = [
+    "attention",
+    "dot_attention",
+    "draws",
+    "edge_softmax",
+    "gat",
+    "gatv2",
+    "memory",
+    "quantize",
+    "rows",
+    "sampling",
+    "sddmm",
+    "spmm",
+    "structure",
+]
