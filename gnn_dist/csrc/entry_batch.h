@@ -36,6 +36,12 @@ struct Carver {
   }
 };
 
+// Inside a piece of scratch memory, if there is any yet.
+template <class T>
+GNN_DIST_INLINE T* part_of(T* piece, int64_t offset) {
+  return piece != nullptr ? piece + offset : nullptr;
+}
+
 template <class T>
 GNN_DIST_INLINE void fill(T* to, int64_t count, T value) {
   for (int64_t i = 0; i < count; ++i) to[i] = value;
