@@ -55,7 +55,7 @@ DropoutCall make_call(const RowsView& x, const RowsView& out, const Tensor& ids,
 void forward(const Tensor& out, const Tensor& x, const OptionalTensor& bias, const Tensor& ids,
              int64_t key, int64_t threshold, double scale, bool relu) {
   const RowsView from = rows_view(x, "x");
-  const int dtype = float_index(from.dtype, "x");
+  const FloatType dtype = float_type(from.dtype, "x");
   DropoutCall call = make_call(from, writable_rows(out, "out"), ids, key, threshold, scale, relu);
   if (bias.has_value()) {
     check_dtype(*bias, accumulate_dtype(from.dtype), "bias");
@@ -86,7 +86,7 @@ std::tuple<Tensor, Tensor> relu_dropout_grad(Tensor grad, OptionalTensor result,
                                              int64_t key, int64_t threshold, double scale,
                                              bool bias) {
   const RowsView from = rows_view(grad, "grad");
-  const int dtype = float_index(from.dtype, "grad");
+  const FloatType dtype = float_type(from.dtype, "grad");
   const Tensor out = new_rows(grad, from.num_rows, from.width, from.dtype);
   DropoutCall call = make_call(from, writable_rows(out, "out"), ids, key, threshold, scale,
                                result.has_value());

@@ -38,7 +38,7 @@ void run(QuantizeLoop loop, const QuantizeCall& call, int64_t num_rows) {
 void dequantize(const Tensor& out, const Tensor& packed, const Tensor& params, int64_t bits,
                 bool add) {
   const RowsView to = writable_rows(out, "out");
-  const int dtype = float_index(to.dtype, "out");
+  const FloatType dtype = float_type(to.dtype, "out");
   const int64_t width = packed_width(to.width, bits);
   check_dtype(packed, ScalarType::Byte, "packed");
   check_dtype(params, ScalarType::Float, "params");
@@ -57,7 +57,7 @@ void dequantize(const Tensor& out, const Tensor& packed, const Tensor& params, i
 
 std::tuple<Tensor, Tensor> quantize_rows(Tensor x, Tensor ids, int64_t key, int64_t bits) {
   const RowsView from = rows_view(x, "x");
-  const int dtype = float_index(from.dtype, "x");
+  const FloatType dtype = float_type(from.dtype, "x");
   const int64_t width = packed_width(from.width, bits);
   const Tensor packed = new_rows(x, from.num_rows, width, ScalarType::Byte);
   const Tensor params = new_rows(x, from.num_rows, 2, ScalarType::Float);

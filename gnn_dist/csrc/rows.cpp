@@ -61,7 +61,7 @@ void gather(const Tensor& out, const Tensor& x, const Tensor& index) {
     call.width *= size;
     loop = streams(call) ? at.loops->stream : at.loops->copy;
   } else {
-    loop = at.loops->convert[float_index(from.dtype, "x")][float_index(to.dtype, "out")];
+    loop = at.loops->convert[float_type(from.dtype, "x")][float_type(to.dtype, "out")];
   }
   const int64_t rows = rows_per_task(from.width * static_cast<int64_t>(x.element_size()));
   std::atomic<bool> valid{true};
@@ -144,7 +144,7 @@ void scatter_add_rows(Tensor out, Tensor index, Tensor rows) {
   check(from.dtype == to.dtype, "rows must have the dtype of out");
   check(from.num_rows == at.size && from.width == to.width, "rows must be of shape (", at.size,
         ", ", to.width, "), got (", from.num_rows, ", ", from.width, ")");
-  const int dtype = float_index(to.dtype, "out");
+  const FloatType dtype = float_type(to.dtype, "out");
   std::atomic<bool> valid{true};
   for_each_range(at.size, 1 << 16, [&](int64_t begin, int64_t end) {
     if (!at.loops->in_range(at.data, begin, end, to.num_rows)) {

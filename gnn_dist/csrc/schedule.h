@@ -43,15 +43,4 @@ struct RowCuts {
   int64_t num_hubs() const { return static_cast<int64_t>(hub_ptr.size()) - 1; }
 };
 
-// The instance of a kernel that serves a storage type.
-inline FloatType float_type(ScalarType dtype, const char* name) {
-  return with_float_dtype(dtype, name, [](auto value) {
-    using S = decltype(value);
-    if constexpr (is_same<S, float>) return kFloat32;
-    if constexpr (is_same<S, double>) return kFloat64;
-    if constexpr (is_same<S, bf16>) return kBFloat16;
-    return kFloat16;
-  });
-}
-
 }  // namespace gnn_dist

@@ -6,54 +6,12 @@
 
 #include "parallel.h"
 #include "pool.h"
+#include "schedule.h"
 #include "tensors.h"
 
 namespace gnn_dist {
 
 namespace {
-
-StorageType storage_type(ScalarType dtype) {
-  return with_float_dtype(dtype, "x", [](auto value) {
-    using S = decltype(value);
-    if constexpr (is_same<S, float>) return kFloat;
-    if constexpr (is_same<S, double>) return kDouble;
-    if constexpr (is_same<S, bf16>) return kBfloat16;
-    return kHalf;
-  });
-}
-
-// Rows shared out in ranges of about equal work. The cuts do not depend on the number of threads.
-struct Schedule {
-  std::vector<int64_t> row_ptr{0};  // range i holds the rows [row_ptr[i], row_ptr[i + 1])
-  std::vector<Piece> pieces;        // of rows too long for one range, which the ranges skip
-  std::vector<int64_t> hub_ptr{0};  // hub i has the pieces [hub_ptr[i], hub_ptr[i + 1])
-
-  explicit Schedule(const CsrView& csr) {
-    constexpr int64_t kRangeWork = 4096;
-    int64_t work = 0;
-    for (int64_t row = 0; row < csr.num_rows; ++row) {
-      const int64_t begin = csr.indptr[row], end = csr.indptr[row + 1];
-      check_index(begin >= 0 && begin <= end && end <= csr.nnz,
-                  "indptr must not fall, it does at row ", row);
-      if (end - begin > kPieceEntries) {
-        for (int64_t at = begin; at < end; at += kPieceEntries) {
-          pieces.push_back({row, at, std::min(at + kPieceEntries, end)});
-        }
-        hub_ptr.push_back(static_cast<int64_t>(pieces.size()));
-        work += 1;
-      } else {
-        work += end - begin + 1;
-      }
-      if (work >= kRangeWork) {
-        row_ptr.push_back(row + 1);
-        work = 0;
-      }
-    }
-    if (row_ptr.back() != csr.num_rows) row_ptr.push_back(csr.num_rows);
-  }
-  int64_t num_ranges() const { return static_cast<int64_t>(row_ptr.size()) - 1; }
-  int64_t num_hubs() const { return static_cast<int64_t>(hub_ptr.size()) - 1; }
-};
 
 // Columns are worked on panel by panel: rows of a panel are short enough for registers, and more of
 // them stay in cache. Each panel belongs to one head.
@@ -75,12 +33,12 @@ std::vector<Panel> panels(int64_t width, int64_t heads, int64_t most) {
   return out;
 }
 
-int64_t widest_panel(StorageType type) {
+int64_t widest_panel(FloatType type) {
   const int64_t vector_bytes =
       instruction_set() == InstructionSet::avx512 ? 64
       : instruction_set() == InstructionSet::avx2 ? 32
                                                   : 16;
-  const int64_t lanes = vector_bytes / (type == kDouble ? 8 : 4);
+  const int64_t lanes = vector_bytes / (type == kFloat64 ? 8 : 4);
   return max_vectors(vector_bytes) * lanes;
 }
 
@@ -93,9 +51,9 @@ SpmmCall for_panel(SpmmCall call, const Panel& panel, int64_t element_bytes) {
 
 void run(const SpmmLoops& loops, const SpmmCall& call, const CsrView& csr,
          const std::vector<Panel>& parts, int64_t element_bytes) {
-  const Schedule schedule(csr);
+  const RowCuts schedule(csr);
   std::atomic<bool> valid{true};
-  const int64_t num_pieces = static_cast<int64_t>(schedule.pieces.size());
+  const int64_t num_pieces = schedule.num_pieces();
   const std::unique_ptr<char[]> partials(new char[num_pieces * kPartialBytes + 1]);
   for (const Panel& panel : parts) {
     const SpmmCall here = for_panel(call, panel, element_bytes);
@@ -103,7 +61,7 @@ void run(const SpmmLoops& loops, const SpmmCall& call, const CsrView& csr,
     for_each_task(num_pieces + schedule.num_ranges(), [&](int64_t task) {
       bool ok;
       if (task < num_pieces) {
-        const Piece& piece = schedule.pieces[task];
+        const RowPiece& piece = schedule.pieces[task];
         ok = loops.piece(here, panel.columns, piece, partials.get() + task * kPartialBytes);
       } else {
         const int64_t range = task - num_pieces;
@@ -181,7 +139,7 @@ void spmm_into(const Tensor& out, const Tensor& indptr, const Tensor& indices, c
   const CsrView csr = csr_view(indptr, indices);
   const RowsView from = rows_view(x, "x"), to = writable_rows(out, "out");
   check_out(from, to, csr.num_rows);
-  const StorageType type = storage_type(from.dtype);
+  const FloatType type = float_type(from.dtype, "x");
   const ScalarType factor = accumulate_dtype(from.dtype);
   SpmmCall call = make_call(csr, from, to);
   const int64_t heads = set_weight(call, weight, position, factor);
@@ -215,7 +173,7 @@ void spmm_extreme(Tensor out, OptionalTensor count, Tensor indptr, Tensor indice
   const CsrView csr = csr_view(indptr, indices);
   const RowsView from = rows_view(x, "x"), to = writable_rows(out, "out");
   check_out(from, to, csr.num_rows);
-  const StorageType type = storage_type(from.dtype);
+  const FloatType type = float_type(from.dtype, "x");
   SpmmCall call = make_call(csr, from, to);
   call.add = add;
   if (count.has_value()) {
@@ -241,7 +199,7 @@ Tensor spmm_where_equal(Tensor indptr, Tensor indices, Tensor x, Tensor second, 
   check(mine.width == first.width && mine.dtype == first.dtype,
         "own must have the width and dtype of x");
   const Tensor out = new_rows(x, csr.num_rows, first.width);
-  const StorageType type = storage_type(first.dtype);
+  const FloatType type = float_type(first.dtype, "x");
   SpmmCall call = make_call(csr, first, writable_rows(out, "out"));
   call.second = other.data;
   call.own = mine.data;

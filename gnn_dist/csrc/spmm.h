@@ -3,6 +3,7 @@
 
 #include <stdint.h>
 
+#include "cuts.h"
 #include "dispatch.h"
 
 namespace gnn_dist {
@@ -37,28 +38,20 @@ struct Columns {
   int64_t width;
 };
 
-struct Piece {
-  int64_t row, begin, end;
-};
-
 // Loops over the entries of whole rows, and of pieces of rows that are too long for one task.
 // False: an index was out of range.
 struct SpmmLoops {
   bool (*rows)(const SpmmCall&, Columns, int64_t row_begin, int64_t row_end);
-  bool (*piece)(const SpmmCall&, Columns, Piece, void* partial);
+  bool (*piece)(const SpmmCall&, Columns, RowPiece, void* partial);
   void (*finish)(const SpmmCall&, Columns, int64_t row, const void* partials, int64_t num_pieces);
 };
 
 enum SpmmReduce { kSum, kMax, kMin, kWhereEqual, kNumReduces };
-enum StorageType { kFloat, kDouble, kBfloat16, kHalf, kNumStorageTypes };
 
 struct SpmmKernels {
-  SpmmLoops loops[kNumStorageTypes][kNumReduces];
+  SpmmLoops loops[kNumFloatTypes][kNumReduces];
 };
 
-// Rows of more entries are cut into pieces of this many. Fixed, so that sums do not depend on the
-// number of threads.
-constexpr int64_t kPieceEntries = 8192;
 // Vectors of a panel: those of its sum stay in registers, of which AVX-512 has twice as many.
 constexpr int max_vectors(int64_t vector_bytes) { return vector_bytes == 64 ? 16 : 8; }
 // A partial result of one piece: vectors of values, and as many of counts.

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cuts.h"
 #include "dtypes.h"
 
 namespace gnn_dist {
@@ -124,14 +125,16 @@ auto with_float_dtype(ScalarType dtype, const char* name, F&& f) {
   }
 }
 
-// Where tables of loops have the loop for dtype: float32, float64, bfloat16, float16.
-inline int float_index(ScalarType dtype, const char* name) {
+// The instance of a kernel that serves a storage type.
+inline FloatType float_type(ScalarType dtype, const char* name) {
   return with_float_dtype(dtype, name, [](auto value) {
     using S = decltype(value);
-    return is_same<S, float> ? 0 : is_same<S, double> ? 1 : is_same<S, bf16> ? 2 : 3;
+    if constexpr (is_same<S, float>) return kFloat32;
+    if constexpr (is_same<S, double>) return kFloat64;
+    if constexpr (is_same<S, bf16>) return kBFloat16;
+    return kFloat16;
   });
 }
-constexpr int kNumFloatDtypes = 4;
 
 // The dtype that values of this one are added up in.
 inline ScalarType accumulate_dtype(ScalarType dtype) {

@@ -5,7 +5,7 @@
 namespace GNN_DIST_ISA {
 
 using gnn_dist::Columns;
-using gnn_dist::Piece;
+using gnn_dist::RowPiece;
 using gnn_dist::SpmmCall;
 
 constexpr int kMaxVectors = gnn_dist::max_vectors(kVectorBytes);
@@ -288,7 +288,7 @@ bool rows(const SpmmCall& call, Columns columns, int64_t row_begin, int64_t row_
   const Cover<W, NV> cover(columns.width);
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t begin = call.indptr[row], end = call.indptr[row + 1];
-    if (end - begin > gnn_dist::kPieceEntries) continue;  // done in pieces
+    if (end - begin > gnn_dist::kHubEntries) continue;  // done in pieces
     Reducer reducer;
     reducer.begin(call, columns, cover, row);
     if (!walk<S, W, NV>(call, columns, begin, end, reducer)) return false;
@@ -298,7 +298,7 @@ bool rows(const SpmmCall& call, Columns columns, int64_t row_begin, int64_t row_
 }
 
 template <class S, int W, int NV, class Reducer>
-bool piece(const SpmmCall& call, Columns columns, Piece at, void* partial) {
+bool piece(const SpmmCall& call, Columns columns, RowPiece at, void* partial) {
   const Cover<W, NV> cover(columns.width);
   Reducer reducer;
   reducer.begin(call, columns, cover, at.row);
@@ -431,7 +431,7 @@ struct CallRows {
 struct CallPiece {
   const SpmmCall& call;
   Columns columns;
-  Piece at;
+  RowPiece at;
   void* partial;
   template <class S, int W, int NV, class Reducer>
   GNN_DIST_INLINE bool operator()() const {
@@ -458,7 +458,7 @@ bool any_rows(const SpmmCall& call, Columns columns, int64_t begin, int64_t end)
 }
 
 template <class S, int kReduce>
-bool any_piece(const SpmmCall& call, Columns columns, Piece at, void* partial) {
+bool any_piece(const SpmmCall& call, Columns columns, RowPiece at, void* partial) {
   return with_cover<S, ReducerOf<kReduce>>(call, columns.width,
                                            CallPiece{call, columns, at, partial});
 }

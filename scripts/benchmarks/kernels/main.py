@@ -18,13 +18,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import attention
+import rows
 import sampling
 import spmm
 from harness import HEADER, Setup, measure, measure_machine, table_rows
 from peers import Peers, load_peers
 
 # Name to the function that makes its cases.
-SUITES = {"spmm": spmm.cases, "sampling": sampling.cases}
+SUITES = {
+    "spmm": spmm.cases,
+    "attention": attention.cases,
+    "rows": rows.cases,
+    "sampling": sampling.cases,
+}
 
 
 def parse() -> argparse.Namespace:
@@ -59,8 +66,8 @@ def main() -> None:
     for name in args.only:
         for case in SUITES[name](setup):
             if args.case in case.name:
-                for row in table_rows(case, measure(case, reps), machine):
-                    print(row, flush=True)
+                for line in table_rows(case, measure(case, reps), machine):
+                    print(line, flush=True)
             del case
             gc.collect()
 
