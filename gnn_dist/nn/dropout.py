@@ -38,7 +38,13 @@ class Dropout(nn.Module):
         self.uses = 0  # since the step began: a module that a model uses twice draws twice
 
     def forward(
-        self, x: Tensor, ids: Tensor, *, bias: Tensor | None = None, relu: bool = False
+        self,
+        x: Tensor,
+        ids: Tensor,
+        *,
+        bias: Tensor | None = None,
+        relu: bool = False,
+        inplace: bool = False,
     ) -> Tensor:
         """Apply dropout in training mode; before it, in the same pass, a bias and a ReLU.
 
@@ -47,11 +53,13 @@ class Dropout(nn.Module):
             ids: int64 (n,), original id of each row (or edge).
             bias: Of the shape of a row; added first.
             relu: Apply a ReLU.
+            inplace: Write into `x`, which nobody else may need.
         """
         if not self.training or self.p == 0.0:
-            key = DrawKey(0, 0, 0)
-            return bias_relu_dropout(x, bias, ids=ids, p=0.0, key=key, relu=relu)
-        return bias_relu_dropout(x, bias, ids=ids, p=self.p, key=self.next_key(), relu=relu)
+            p, key = 0.0, DrawKey(0, 0, 0)
+        else:
+            p, key = self.p, self.next_key()
+        return bias_relu_dropout(x, bias, ids=ids, p=p, key=key, relu=relu, inplace=inplace)
 
     def next_key(self) -> DrawKey:
         """Return the key of the next use, for what applies this dropout itself.

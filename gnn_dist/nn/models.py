@@ -99,7 +99,14 @@ class GNN(nn.Module):
                 conv(hidden, block) if late is None else conv(hidden, block, skip_bias=True)
             )
             if i < len(self.dropouts):
-                rows = self.dropouts[i](self.norms[i](rows), block.dst_id, bias=late, relu=True)
+                rows = self.dropouts[i](
+                    self.norms[i](rows),
+                    block.dst_id,
+                    bias=late,
+                    relu=True,
+                    # These convolutions do not look at their output again.
+                    inplace=late is not None,
+                )
             hidden = rows
         return rows
 

@@ -63,7 +63,11 @@ def _scatter(setup: Setup, many: int, taken: int, width: int) -> Case:
 def _dropout(setup: Setup, rows: int, width: int, dtype: torch.dtype) -> Case:
     """Apply ReLU and dropout 0.5."""
     x, ids = torch.randn(rows, width).to(dtype), torch.arange(rows)
-    candidates = {OURS: lambda: bias_relu_dropout(x, None, ids=ids, p=0.5, key=KEY)}
+    work = x.clone()
+    candidates = {
+        OURS: lambda: bias_relu_dropout(work, None, ids=ids, p=0.5, key=KEY, inplace=True),
+        "gnn-dist, not in place": lambda: bias_relu_dropout(x, None, ids=ids, p=0.5, key=KEY),
+    }
     if setup.peers.torch:
         candidates["torch"] = lambda: F.dropout(F.relu(x), 0.5)
     return Case(f"relu + dropout, {rows} x {width}, {str(dtype)[6:]}", candidates, 2 * x.nbytes)
