@@ -49,7 +49,9 @@ def load_peers() -> Peers:
 
 def _lend_packaging() -> None:
     """DGL 1.1 imports a module that newer setuptools no longer has: put its successor there."""
-    if importlib.util.find_spec("setuptools.extern") is not None:
+    # What was lent before has no spec, for which find_spec would raise.
+    lent = "setuptools.extern" in sys.modules
+    if lent or importlib.util.find_spec("setuptools.extern") is not None:
         return
     import packaging.version
 
