@@ -109,8 +109,7 @@ class LoopConfig:
     seed: int = 0
     """Of the initial parameters and of every draw."""
     precision: Literal["fp32", "fp64", "bf16"] = "fp32"
-    """Floating dtype of features and parameters; bf16: of rows and products, by autocast, with
-    parameters and sums in fp32."""
+    """Floating dtype of features and parameters; bf16: of rows and products only, by autocast."""
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
