@@ -60,7 +60,7 @@ def aggregate(
 
     Raises:
         ConfigError: An unknown reduction, or a weighted one that is not defined.
-        GraphError: `x`, `weight` or `scale` has the wrong number of rows.
+        GraphError: `x`, `weight`, `scale` or `onto` does not fit, or constant rows were changed.
     """
     structure = block.structure
     csr = structure.csr.with_self_loops if self_loops else structure.csr

@@ -49,11 +49,11 @@ class Block:
         return x is rows and rows is not None and not rows.requires_grad
 
     def once(self, key: Hashable, make: Callable[["Block"], Tensor]) -> Tensor:
-        """Return what was made of the constant rows under this key, making it the first time.
+        """Collective. Return what was made of the constant rows, making it the first time.
 
         Args:
-            key: How it is made.
-            make: Makes it on the block without a constant.
+            key: How it is made; the same on every rank.
+            make: Makes it on the block without a constant; collective.
 
         Raises:
             GraphError: The constant rows, or what was made of them, were changed in place.

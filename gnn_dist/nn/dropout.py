@@ -54,6 +54,9 @@ class Dropout(nn.Module):
             bias: Of the shape of a row; added first.
             relu: Apply a ReLU.
             inplace: Write into `x`, which nobody else may need.
+
+        Raises:
+            ConfigError: `set_step` was never called, in training mode with p > 0.
         """
         if not self.training or self.p == 0.0:
             p, key = 0.0, DrawKey(0, 0, 0)
