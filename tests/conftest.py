@@ -29,30 +29,24 @@ def _mpi_session():
 @pytest.fixture(params=["baseline", "avx2", "avx512"])
 def instruction_set(request):
     """Each set of the compiled operators that this CPU has."""
-    from gnn_dist.ops.native import kernels
+    import kernel_cases
 
-    before = kernels.instruction_set()
-    try:
-        kernels.set_instruction_set(request.param)
-    except ValueError:
+    if request.param not in kernel_cases.instruction_sets():
         pytest.skip(f"this CPU has no {request.param}")
-    yield request.param
-    kernels.set_instruction_set(before)
+    with kernel_cases.instruction_set(request.param):
+        yield request.param
 
 
 @pytest.fixture
 def by_threads():
     """Call a function with 1, 2 and 4 threads, and return the three results."""
-    import torch
-
-    before = torch.get_num_threads()
+    import kernel_cases
 
     def call(function):
         results = []
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
-            results.append(function())
+        for number in (1, 2, 4):
+            with kernel_cases.threads(number):
+                results.append(function())
         return results
 
-    yield call
-    torch.set_num_threads(before)
+    return call

@@ -13,7 +13,7 @@ from gnn_dist.ops.draws import (
 )
 from gnn_dist.ops.native import kernels
 from gnn_dist.ops.reference import draws as reference
-from gnn_dist.ops.reference.draws import mix
+from gnn_dist.ops.reference.words import mix
 
 pytestmark = pytest.mark.kernels
 

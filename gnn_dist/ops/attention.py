@@ -9,7 +9,7 @@ along columns, for those of sources.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ def gat_aggregate(
     """
     vectors = (_numbers(att, x) for att in (att_src, att_dst))
     walk = _Walk(csr, symmetric, negative_slope, dropout)
-    return _Gat.apply(_rows(x), *vectors, walk)  # type: ignore[no-any-return, no-untyped-call]
+    return _Attend.apply(_Form("gat", keeps_out=False), walk, _rows(x), *vectors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gatv2_aggregate(
@@ -125,7 +125,7 @@ def gatv2_aggregate(
         IndexError: The structure points outside.
     """
     walk = _Walk(csr, symmetric, negative_slope, dropout)
-    return _GatV2.apply(_rows(x_src), _rows(x_dst), _numbers(att, x_src), walk)  # type: ignore[no-any-return, no-untyped-call]
+    return _Attend.apply(_Form("gatv2"), walk, _rows(x_src), _rows(x_dst), _numbers(att, x_src))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def dot_aggregate(  # noqa: PLR0913 - three matrices
@@ -164,7 +164,8 @@ def dot_aggregate(  # noqa: PLR0913 - three matrices
         IndexError: The structure points outside.
     """
     walk = _Walk(csr, symmetric, scale, dropout)
-    return _Dot.apply(_rows(query), _rows(key), _rows(value), heads, walk)  # type: ignore[no-any-return, no-untyped-call]
+    form = _Form("dot_attention", (heads,))
+    return _Attend.apply(form, walk, _rows(query), _rows(key), _rows(value))  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,58 +201,39 @@ class _Walk:
         return (self.number, *(() if self.dropout is None else self.dropout.arguments))
 
 
-class _Gat(torch.autograd.Function):
+class _Form(NamedTuple):
+    """One kind of attention: its operators, and what their backward reads.
+
+    Attributes:
+        name: Of the forward operator; the backward's ends in `_grad`.
+        numbers: Further arguments between tensors and the walk's.
+        keeps_out: The backward reads the output.
+    """
+
+    name: str
+    numbers: tuple[int, ...] = ()
+    keeps_out: bool = True
+
+
+class _Attend(torch.autograd.Function):
+    """Any form of attention over rows and vectors, whose gradients come in the same order."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, att_src: Tensor, att_dst: Tensor, walk: _Walk) -> Tensor:
+    def forward(ctx: Any, form: _Form, walk: _Walk, *tensors: Tensor) -> Tensor:
+        operator = getattr(kernels, form.name)
         out: Tensor
-        out, score, state = kernels.gat(*walk.forward, x, att_src, att_dst, *walk.last)
-        ctx.save_for_backward(x, att_src, att_dst, score, state)
-        ctx.walk = walk
+        out, *kept = operator(*walk.forward, *tensors, *form.numbers, *walk.last)
+        ctx.save_for_backward(*tensors, *kept, *([out] if form.keeps_out else []))
+        ctx.form, ctx.walk = form, walk
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        walk: _Walk = ctx.walk
+        form, walk = ctx.form, ctx.walk
+        operator = getattr(kernels, f"{form.name}_grad")
         rows = (*ctx.saved_tensors, _rows(grad))
-        return *kernels.gat_grad(*walk.both_ways, *rows, *walk.last), None
-
-
-class _GatV2(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_src: Tensor, x_dst: Tensor, att: Tensor, walk: _Walk) -> Tensor:
-        out: Tensor
-        out, state = kernels.gatv2(*walk.forward, x_src, x_dst, att, *walk.last)
-        ctx.save_for_backward(x_src, x_dst, att, state, out)
-        ctx.walk = walk
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        walk: _Walk = ctx.walk
-        rows = (*ctx.saved_tensors, _rows(grad))
-        return *kernels.gatv2_grad(*walk.both_ways, *rows, *walk.last), None
-
-
-class _Dot(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, heads: int, walk: _Walk
-    ) -> Tensor:
-        out: Tensor
-        out, state = kernels.dot_attention(*walk.forward, query, key, value, heads, *walk.last)
-        ctx.save_for_backward(query, key, value, state, out)
-        ctx.heads, ctx.walk = heads, walk
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        walk: _Walk = ctx.walk
-        rows = (*ctx.saved_tensors, _rows(grad))
-        grads = kernels.dot_attention_grad(*walk.both_ways, *rows, ctx.heads, *walk.last)
-        return *grads, None, None
+        return None, None, *operator(*walk.both_ways, *rows, *form.numbers, *walk.last)
 
 
 def _rows(matrix: Tensor) -> Tensor:

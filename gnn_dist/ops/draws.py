@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.errors import ConfigError
 from gnn_dist.ops.native import kernels
-from gnn_dist.ops.reference.draws import GOLDEN, MASK64, MULTIPLIERS, signed
+from gnn_dist.ops.reference.words import GOLDEN, MULTIPLIERS
 from gnn_dist.ops.rows import as_rows, readable_rows
 
 __all__ = [
@@ -28,6 +28,8 @@ __all__ = [
     "keep_mask",
     "uniform_by_id",
 ]
+
+MASK64 = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class DrawKey:
         """64 bits as a signed integer."""
         mixed = 0
         for part in (self.seed, self.step, self.site):
-            mixed = _mix_int((mixed + GOLDEN + part) & MASK64)
-        return signed(mixed)
+            mixed = _mix_int(mixed + GOLDEN + part)
+        return mixed - 2**64 if mixed >= 2**63 else mixed
 
 
 def keep_mask(key: DrawKey, ids: Tensor, num_cols: int, p: float) -> Tensor:
@@ -194,6 +196,7 @@ def _threshold(p: float) -> int:
 
 
 def _mix_int(z: int) -> int:
+    z &= MASK64
     z = ((z ^ (z >> 30)) * MULTIPLIERS[0]) & MASK64
     z = ((z ^ (z >> 27)) * MULTIPLIERS[1]) & MASK64
     return z ^ (z >> 31)

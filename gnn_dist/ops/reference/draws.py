@@ -8,48 +8,24 @@ import torch
 from torch import Tensor
 
 from gnn_dist.ops.native import operator
+from gnn_dist.ops.reference.words import GOLDEN, mix, row_keys, words
 
 __all__ = [
-    "GOLDEN",
-    "MASK64",
-    "MULTIPLIERS",
     "bias_relu_dropout",
     "bias_relu_dropout_",
     "draws",
     "edge_ids",
     "keep_mask",
-    "mix",
     "relu_dropout_grad",
-    "signed",
     "uniform_by_id",
 ]
 
-GOLDEN = 0x9E3779B97F4A7C15
-MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-MASK64 = 2**64 - 1
 WORDS_AT_ONCE = 1 << 16  # mixed together: they stay in cache
-
-
-def signed(value: int) -> int:
-    """Return the signed integer that has the same 64 bits."""
-    return value - 2**64 if value >= 2**63 else value
-
-
-def mix(z: Tensor) -> Tensor:
-    """Mix the bits of each int64 element: the finalizer of SplitMix64."""
-    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * signed(MULTIPLIERS[0])
-    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * signed(MULTIPLIERS[1])
-    return z ^ ((z >> 31) & 0x1FFFFFFFF)
-
-
-def _row_keys(ids: Tensor, key: int) -> Tensor:
-    return mix(mix(ids + signed(GOLDEN)) ^ key)
 
 
 def draws(ids: Tensor, key: int, num_cols: int) -> Tensor:
     """Return int64 (n, num_cols), numbers in [0, 2^32): two from each word, its low half first."""
-    column = torch.arange(1, (num_cols + 1) // 2 + 1, device=ids.device) * signed(GOLDEN)
-    word = mix(_row_keys(ids, key)[:, None] + column)
+    word = words(row_keys(key, ids), (num_cols + 1) // 2)
     halves = torch.stack([word & 0xFFFFFFFF, (word >> 32) & 0xFFFFFFFF], dim=2)
     return halves.flatten(1)[:, :num_cols]
 
@@ -72,13 +48,13 @@ def keep_mask(ids: Tensor, key: int, num_cols: int, threshold: int) -> Tensor:
 @operator(lambda ids, key: ids.new_empty(ids.shape, dtype=torch.float64))
 def uniform_by_id(ids: Tensor, key: int) -> Tensor:
     """Return float64 (n,) in [0, 1), multiples of 2^-53, for int64 ids (n,)."""
-    return ((_row_keys(ids, key) >> 11) & (2**53 - 1)).double() / 2**53
+    return ((row_keys(key, ids) >> 11) & (2**53 - 1)).double() / 2**53
 
 
 @operator(lambda src_id, dst_id, copy_number: torch.empty_like(src_id))
 def edge_ids(src_id: Tensor, dst_id: Tensor, copy_number: Tensor) -> Tensor:
     """Return int64 (e,), keys of edges, from int64 (e,) ids of both ends and copy numbers."""
-    return mix(mix(src_id + signed(GOLDEN)) + dst_id) + copy_number
+    return mix(mix(src_id + GOLDEN) + dst_id) + copy_number
 
 
 def _like_x(x: Tensor, *_: Tensor | float | bool | None) -> Tensor:

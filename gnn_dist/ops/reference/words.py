@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-__all__ = ["mix", "row_keys", "words"]
+__all__ = ["GOLDEN", "MULTIPLIERS", "mix", "row_keys", "words"]
 
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 MULTIPLIERS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
