@@ -12,8 +12,8 @@ DEADLOCK_S = 300.0
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _mpi_session():
-    """Under mpirun: meet before the first test, and never hang after a failure."""
+def _mpi_session(request):
+    """Under mpirun: meet before the first test and after the last, and never hang on a failure."""
     if not detect_launch(os.environ).is_mpi:
         yield
         return
@@ -23,6 +23,12 @@ def _mpi_session():
     faulthandler.dump_traceback_later(DEADLOCK_S, repeat=False, file=sys.__stderr__, exit=True)
     mpi_transport().barrier()
     yield
+    if request.session.testsfailed == 0:
+        # Tests of failures leave MPI unfinalized, and mpirun kills the ranks that are still
+        # running when such a process ends. Here all ranks live and have no test left to run.
+        from mpi4py import MPI
+
+        MPI.Finalize()
     faulthandler.cancel_dump_traceback_later()
 
 
