@@ -81,6 +81,12 @@ class BuildKernels(build_ext):
         super().initialize_options()
         self.sanitize = False
 
+    def finalize_options(self) -> None:
+        """Keep objects in one place, so that a wheel reuses those of an editable install."""
+        if self.build_temp is None:
+            self.build_temp = str(ROOT / "build" / "kernels")
+        super().finalize_options()
+
     def get_ext_filename(self, fullname: str) -> str:
         """Name a plain shared library: it is loaded by PyTorch, not imported by Python."""
         return str(Path(*fullname.split("."))) + ".so"
