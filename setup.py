@@ -26,6 +26,7 @@ EXTRAS = {
     "mpi": [MPI4PY, "mpich>=5.0,<6"],
     "mpi-site": [MPI4PY],
     "dgl": ["dgl==1.1.3"],
+    "mtkahypar": ["mtkahypar>=1.5,<2"],
     "ogb": ["ogb>=1.3.6,<2"],
     "parquet": ["pyarrow>=16"],
     "dev": [

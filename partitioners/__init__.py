@@ -12,6 +12,7 @@ if __name__ != "gnn_dist.partitioners":
 
 from gnn_dist.partitioners.contiguous import Contiguous
 from gnn_dist.partitioners.metis import Metis
+from gnn_dist.partitioners.mtkahypar import MtKaHyPar
 from gnn_dist.partitioners.protocol import Partitioner
 from gnn_dist.partitioners.random_hash import RandomHash
 from gnn_dist.partitioners.registry import available, partition_graph
@@ -19,6 +20,7 @@ from gnn_dist.partitioners.registry import available, partition_graph
 __all__ = [
     "Contiguous",
     "Metis",
+    "MtKaHyPar",
     "Partitioner",
     "RandomHash",
     "available",

@@ -8,12 +8,14 @@ from numpy.typing import NDArray
 
 from gnn_dist.graph import Graph
 from gnn_dist.partition import Partition
+from gnn_dist.partitioners.balance import hub_notes, make_balance
 from gnn_dist.partitioners.options import check_choice
-from gnn_dist.partitioners.weights import BALANCES, hub_notes
 
 __all__ = ["Contiguous", "cut_chain"]
 
 Array = NDArray[Any]
+
+BALANCES = ("nodes", "edges")
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ class Contiguous:
             bounds = cut_chain(graph.indptr, num_parts)
         else:
             bounds = np.arange(num_parts + 1) * graph.num_nodes // num_parts
+        balance = make_balance(graph, num_parts, self.balance)
         assignment = np.repeat(np.arange(num_parts, dtype=np.int32), np.diff(bounds))
-        return Partition(assignment, num_parts, notes=hub_notes(graph, num_parts, self.balance))
+        return Partition(assignment, num_parts, notes=hub_notes(balance))
 
 
 def cut_chain(prefix: Array, num_parts: int) -> Array:

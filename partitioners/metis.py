@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from gnn_dist.errors import PartitionError
 from gnn_dist.graph import Graph
-from gnn_dist.partition import Partition
-from gnn_dist.partitioners.adjacency import has_neighbours, internal_degree, undirected_rows
-from gnn_dist.partitioners.metis_process import run_metis, write_integers
-from gnn_dist.partitioners.options import check_choice, check_integer, check_number
-from gnn_dist.partitioners.repair import deal_to_lightest, fill_empty_parts
-from gnn_dist.partitioners.weights import BALANCES, hub_notes, node_weights
+from gnn_dist.partitioners.adjacency import has_neighbours, undirected_rows
+from gnn_dist.partitioners.balance import Balance
+from gnn_dist.partitioners.balanced import Balanced
+from gnn_dist.partitioners.child_process import run_metis, write_integers
+from gnn_dist.partitioners.options import check_choice, check_integer
+from gnn_dist.partitioners.repair import deal_out
 
 __all__ = ["Metis"]
 
@@ -24,32 +24,34 @@ Array = NDArray[Any]
 OBJECTIVES = ("cut", "volume")  # in the order of METIS's own numbers for them
 MAX_EDGE_WEIGHT = 1000  # sums stay far from overflow, and one heavy pair cannot rule the coarsening
 RECURSIVE_UP_TO = 8  # parts
+FOLDED = (
+    "this build of pymetis does not reach METIS's several constraints: they were folded into one "
+    "weight, so that each alone is balanced less well"
+)
 
 
 @dataclass(frozen=True)
-class Metis:
+class Metis(Balanced):
     """Partition with METIS, called so that it can neither crash the process nor mislead.
 
     METIS sees a private, simple, undirected copy of the graph: self-loops dropped, directions
     ignored, repeated edges joined in one of greater weight, nodes without neighbours left out and
-    dealt out to the lightest parts afterwards. It runs in a child process, and its result is
-    checked. Parts that it leaves empty are filled, which `notes` then says.
+    dealt out to the lightest parts afterwards. It is given every constraint of `balance`, and the
+    share of each part. It runs in a child process, and its result is checked. Parts that it leaves
+    empty are filled, which `notes` then says.
 
     Source: G. Karypis, V. Kumar, "A fast and high quality multilevel scheme for partitioning
-    irregular graphs", SIAM Journal on Scientific Computing 20 (1998). O(E log P) time; memory
+    irregular graphs", SIAM Journal on Scientific Computing 20 (1998), and "Multilevel algorithms
+    for multi-constraint graph partitioning", Supercomputing 1998. O(E log P) time; memory
     beside the graph: 5 bytes an edge in this process, then some 130 bytes an edge in the child
     (measured on 19 million edges), and 8 or 16 bytes an edge in the folder for temporary files.
 
     Attributes:
-        balance: What parts have in equal measure: `nodes`, or `edges` together with nodes (the
-            weights are explained at `node_weights`). Edges by default, since ranks wait for the
-            one with most work; on graphs of even degrees it changes little.
         seed: Seeds METIS's choices.
         objective: `cut` minimises cut edges. `volume` minimises the rows that parts send each
             other: a few per cent fewer of them for 8 parts and more, at several times the time.
         recursive: Recursive bisection (True) or the direct k-way algorithm (False). By default
             bisection where it was better when measured: up to 8 parts balanced by nodes.
-        imbalance: How far above the mean a part's weight may lie: 0.03 is 3 per cent.
         tries: Partitions to make, of which METIS keeps the best.
 
     Example:
@@ -61,15 +63,13 @@ class Metis:
     """
 
     name: ClassVar[str] = "metis"
-    balance: str = "edges"
     seed: int = 0
     objective: str = "cut"
     recursive: bool | None = None
-    imbalance: float = 0.03
     tries: int = 1
 
     def __post_init__(self) -> None:
-        check_choice("balance", self.balance, BALANCES)
+        super().__post_init__()
         check_choice("objective", self.objective, OBJECTIVES)
         if self.recursive not in (True, False, None):
             raise PartitionError(f"recursive must be True, False or None, got {self.recursive!r}")
@@ -78,71 +78,52 @@ class Metis:
                 "objective 'volume' must go with recursive=False, got recursive=True: METIS knows "
                 "it in its k-way algorithm only"
             )
-        # METIS reads seed -1 as "none", and counts the imbalance in thousandths.
+        # METIS reads seed -1 as "none".
         for name, low, high in (("seed", 0, 2**31 - 1), ("tries", 1, 1000)):
             object.__setattr__(self, name, check_integer(name, getattr(self, name), low, high))
-        imbalance = check_number("imbalance", self.imbalance, 0.001, 10.0)
-        object.__setattr__(self, "imbalance", imbalance)
 
-    def __call__(self, graph: Graph, num_parts: int) -> Partition:
-        """Return a partition with a small edge cut."""
-        if num_parts == 1:
-            return Partition(np.zeros(graph.num_nodes, np.int32), 1)
-        if num_parts == graph.num_nodes:
-            return Partition(np.arange(num_parts, dtype=np.int32), num_parts)
-        weights = node_weights(graph, self.balance)
-        core, core_parts = self._partition_core(graph, num_parts, weights)
-        assignment = _deal_isolated(core, core_parts, num_parts, weights)
-        notes = hub_notes(graph, num_parts, self.balance)
-        num_empty = num_parts - len(np.unique(assignment))
-        if num_empty:
-            cost = internal_degree(graph, assignment)
-            assignment, moved = fill_empty_parts(assignment, num_parts, cost)
-            notes += (
-                f"METIS left {num_empty} of {num_parts} parts empty: {moved} nodes of the largest "
-                "parts were moved there",
-            )
-        return Partition(assignment, num_parts, notes=notes)
+    def assign(self, graph: Graph, balance: Balance) -> tuple[Array, tuple[str, ...]]:
+        """Return the part of each node, and notes."""
+        core, core_parts, folded = self._partition_core(graph, balance)
+        return _deal_isolated(core, core_parts, balance), (FOLDED,) if folded else ()
 
-    def _partition_core(self, graph: Graph, num_parts: int, weights: Array) -> tuple[Array, Array]:
-        """Return the ids of the nodes that have neighbours, and their parts."""
+    def _partition_core(self, graph: Graph, balance: Balance) -> tuple[Array, Array, bool]:
+        """Return the ids of the nodes that have neighbours, their parts, and `folded`."""
         try:
             with tempfile.TemporaryDirectory(prefix="gnn-dist-metis-") as name:
                 folder = Path(name)
-                core = _write_core(folder, graph, weights)
-                if len(core) <= num_parts:
-                    return core, np.arange(len(core), dtype=np.int32)
+                core = _write_core(folder, graph)
+                if len(core) <= balance.num_parts:
+                    return core, np.arange(len(core), dtype=np.int32), False
                 # Here the private copy exists on disk alone.
-                parts = run_metis(
+                result = run_metis(
                     folder,
-                    len(core),
-                    num_parts,
-                    recursive=self._is_recursive(num_parts),
+                    balance.take(core),
+                    recursive=self._is_recursive(balance),
                     options=self._metis_options(),
                 )
-                return core, parts
+                return core, *result
         except OSError as error:
             raise PartitionError(
                 f"METIS needs a folder for temporary files and a Python that it can start, got "
                 f"{error}: set TMPDIR to a folder with room for {32 * graph.num_edges} bytes"
             ) from error
 
-    def _is_recursive(self, num_parts: int) -> bool:
+    def _is_recursive(self, balance: Balance) -> bool:
         if self.recursive is not None:
             return self.recursive
-        plain = self.balance == "nodes" and self.objective == "cut"
-        return plain and num_parts <= RECURSIVE_UP_TO
+        plain = balance.names == ("nodes",) and self.objective == "cut"
+        return plain and balance.num_parts <= RECURSIVE_UP_TO
 
     def _metis_options(self) -> dict[str, int]:
         return {
             "seed": self.seed,
             "ncuts": self.tries,
             "objtype": OBJECTIVES.index(self.objective),
-            "ufactor": round(1000 * self.imbalance),
         }
 
 
-def _write_core(folder: Path, graph: Graph, weights: Array) -> Array:
+def _write_core(folder: Path, graph: Graph) -> Array:
     """Write the graph as METIS takes it; return the int64 ids of the nodes it holds."""
     connected = has_neighbours(graph)
     core = np.flatnonzero(connected)
@@ -164,18 +145,12 @@ def _write_core(folder: Path, graph: Graph, weights: Array) -> Array:
     with (folder / "indptr.int64").open("wb") as indptr:
         write_integers(indptr, np.zeros(1))
         write_integers(indptr, np.cumsum(np.concatenate(degrees)[core]))
-    with (folder / "node_weight.int64").open("wb") as node_weight:
-        write_integers(node_weight, weights[core])
     return core
 
 
-def _deal_isolated(core: Array, core_parts: Array, num_parts: int, weights: Array) -> Array:
-    """Return the whole assignment: isolated nodes go where they level the weights."""
-    assignment = np.full(len(weights), -1, np.int32)
+def _deal_isolated(core: Array, core_parts: Array, balance: Balance) -> Array:
+    """Return the whole assignment: isolated nodes go where they level the loads."""
+    assignment = np.full(len(balance.weights), -1, np.int32)
     assignment[core] = core_parts
-    isolated = assignment < 0
-    if isolated.any():
-        part_weight = np.zeros(num_parts, np.int64)
-        np.add.at(part_weight, core_parts, weights[core])
-        assignment[isolated] = deal_to_lightest(part_weight, weights[isolated])
+    deal_out(assignment, balance)
     return assignment

@@ -10,12 +10,28 @@ from awkward import AWKWARD, awkward_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gnn_dist.graph import graph_fields, graph_from_edges
+from gnn_dist.graph import MASK_NAMES, graph_fields, graph_from_edges
 from gnn_dist.partitioners import available, partition_graph
+from gnn_dist.partitioners.mtkahypar import has_mtkahypar
 
-METHODS = list(available())
-BALANCED = [name for name, a in available().items() if "balance" in {f.name for f in fields(a)}]
-MODULES = ["adjacency", "contiguous", "metis", "protocol", "random_hash", "registry", "repair"]
+METHODS = [name for name in available() if name != "mtkahypar" or has_mtkahypar()]
+BALANCED = [
+    name
+    for name, a in available().items()
+    if name in METHODS and "balance" in {f.name for f in fields(a)}
+]
+IN_CHILD = {"metis", "mtkahypar"}
+MODULES = [
+    "adjacency",
+    "balance",
+    "balanced",
+    "contiguous",
+    "metis",
+    "protocol",
+    "random_hash",
+    "registry",
+    "repair",
+]
 
 
 def freeze(graph):
@@ -70,9 +86,10 @@ def test_two_calls_agree(name, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_only_the_structure_counts(method):
+def test_only_structure_and_masks_count(method):
     full = awkward_case("random partition").graph
-    bare = graph_from_edges(*full.edges(), num_nodes=full.num_nodes)
+    masks = {name: getattr(full, name) for name in MASK_NAMES}
+    bare = graph_from_edges(*full.edges(), num_nodes=full.num_nodes, **masks)
     assert np.array_equal(
         partition_graph(full, 3, method).assignment, partition_graph(bare, 3, method).assignment
     )
@@ -90,7 +107,7 @@ graphs = st.builds(multigraph, st.integers(0, 2**32 - 1), st.integers(1, 40), st
 
 @settings(max_examples=100, deadline=None)
 @given(graphs, st.data())
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"metis"}))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - IN_CHILD))
 def test_any_multigraph(method, graph, data):
     check(graph, data.draw(st.integers(1, graph.num_nodes)), method)
 

@@ -37,7 +37,7 @@ class Fixed:
 
 
 def test_available_names_are_the_classes():
-    assert list(available()) == ["contiguous", "metis", "random"]
+    assert list(available()) == ["contiguous", "metis", "mtkahypar", "random"]
     for name, algorithm in available().items():
         assert algorithm.name == name
         assert isinstance(algorithm(), Partitioner)
@@ -89,7 +89,7 @@ def test_a_graph_without_nodes_is_refused(method):
     ("method", "options", "message"),
     [
         ("metsi", {}, r"no partitioning method 'metsi' \(--method\): did you mean 'metis'"),
-        ("zzz", {}, "known: contiguous, metis, random"),
+        ("zzz", {}, "known: contiguous, metis, mtkahypar, random"),
         (Metis, {}, "must be a name or a partitioner such as"),
         (len, {}, "must be a name or a partitioner such as"),
         (3, {}, "got 3"),
@@ -98,7 +98,7 @@ def test_a_graph_without_nodes_is_refused(method):
         (
             "metis",
             {"blance": "edges"},
-            "its options are balance, seed, objective, recursive, imbalance, tries",
+            "its options are balance, imbalance, part_weights, seed, objective, recursive, tries",
         ),
         ("contiguous", {"balance": "train"}, "balance must be 'nodes' or 'edges', got 'train'"),
         ("random", {"seed": -1}, r"seed must be an integer in 0\.\."),

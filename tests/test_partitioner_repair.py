@@ -2,26 +2,45 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnn_dist.partitioners.repair import deal_to_lightest, fill_empty_parts
+from gnn_dist.partitioners.balance import Balance
+from gnn_dist.partitioners.repair import deal_out, deal_to_lightest, fill_empty_parts
 
 
 def test_dealing_fills_up_the_lightest_parts():
-    parts = deal_to_lightest(np.array([5, 0, 9, 2]), np.ones(9, int))
+    parts = deal_to_lightest(np.array([5, 0, 9, 2]), np.ones(9, int), np.ones(4))
     # The level is 16 / 3: part 0 lacks a third of a node, part 2 is above it.
     assert parts.tolist() == [1, 1, 1, 1, 1, 1, 3, 3, 3]
 
 
 def test_dealing_to_level_ground():
-    assert np.bincount(deal_to_lightest(np.zeros(4, int), np.ones(10, int))).tolist() == [
-        2,
-        3,
-        2,
-        3,
-    ]
+    parts = deal_to_lightest(np.zeros(4, int), np.ones(10, int), np.ones(4))
+    assert np.bincount(parts).tolist() == [2, 3, 2, 3]
+
+
+def test_dealing_by_shares():
+    # Part 0 has 6 of a share of three, part 1 none of a share of one: the level is 15 / 4.
+    parts = deal_to_lightest(np.array([6, 0]), np.ones(9, int), np.array([3.0, 1.0]))
+    assert np.bincount(parts).tolist() == [5, 4]
+
+
+def test_isolated_nodes_level_the_rarest_constraint_first():
+    weights = np.stack([np.ones(12, int), np.arange(12) % 3 == 0], axis=1).astype(np.int64)
+    balance = Balance(("nodes", "train"), weights, np.array([0.5, 0.5]), np.array([0.0, 0.0]))
+    assignment = np.full(12, -1, np.int32)
+    assignment[:3] = 0  # one of the four training nodes, and two others
+    deal_out(assignment, balance)
+    assert balance.loads(assignment).tolist() == [[6, 2], [6, 2]]
+
+
+def test_nodes_that_weigh_nothing_are_dealt_in_turn():
+    balance = Balance(("edges",), np.zeros((4, 1), int), np.array([0.5, 0.5]), np.zeros(1))
+    assignment = np.full(4, -1, np.int32)
+    deal_out(assignment, balance)
+    assert assignment.tolist() == [0, 1, 0, 1]
 
 
 def test_dealing_nothing():
-    assert deal_to_lightest(np.array([3, 1]), np.zeros(0, int)).tolist() == []
+    assert deal_to_lightest(np.array([3, 1]), np.zeros(0, int), np.ones(2)).tolist() == []
 
 
 @given(
@@ -30,7 +49,7 @@ def test_dealing_nothing():
 )
 def test_every_part_ends_within_a_node_of_the_level(ground, weights):
     ground, weights = np.array(ground), np.array(weights)
-    parts = deal_to_lightest(ground, weights)
+    parts = deal_to_lightest(ground, weights, np.ones(len(ground)))
     after = ground + np.bincount(parts, weights, minlength=len(ground))
     low, high = 0.0, float(ground.max() + weights.sum())
     for _ in range(60):  # bisection for the level that takes exactly the weight there is
@@ -42,7 +61,7 @@ def test_every_part_ends_within_a_node_of_the_level(ground, weights):
 
 
 def test_a_million_nodes_are_dealt_evenly():
-    parts = deal_to_lightest(np.array([10, 0, 0]), np.ones(1_000_000, int))
+    parts = deal_to_lightest(np.array([10, 0, 0]), np.ones(1_000_000, int), np.ones(3))
     after = np.bincount(parts) + np.array([10, 0, 0])
     assert np.abs(after - 1_000_010 / 3).max() <= 1
 

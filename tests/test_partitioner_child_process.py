@@ -12,7 +12,7 @@ import pytest
 
 from gnn_dist.errors import PartitionError
 from gnn_dist.graph import graph_from_edges
-from gnn_dist.partitioners import metis, metis_process, partition_graph
+from gnn_dist.partitioners import child_process, metis, partition_graph
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def ring():
 def with_worker(monkeypatch, tmp_path, code):
     worker = tmp_path / "worker.py"
     worker.write_text("import os, sys, signal, json\nfolder = sys.argv[1]\n" + code)
-    monkeypatch.setattr(metis_process, "WORKER", worker)
+    monkeypatch.setattr(child_process, "WORKER", worker)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_child_that_fails_is_an_error_with_advice(monkeypatch, tmp_path, code,
 def test_a_result_that_is_no_partition_is_refused(monkeypatch, tmp_path, parts, cut, message, ring):
     code = (
         f"import numpy\nnumpy.save(folder + '/parts.npy', numpy.array({parts}))\n"
-        f"open(folder + '/cut.json', 'w').write('{cut}')"
+        f"json.dump({{'cut': {cut}, 'folded': False}}, open(folder + '/result.json', 'w'))"
     )
     with_worker(monkeypatch, tmp_path, code)
     with pytest.raises(PartitionError, match=message):
@@ -98,7 +98,7 @@ def test_a_small_stack_is_raised_and_core_files_are_off():
     code = (
         "import resource as r, runpy\n"
         f"r.setrlimit(r.RLIMIT_STACK, (256 * 1024, {hard}))\n"
-        f"runpy.run_path({str(metis_process.WORKER)!r})['set_limits']()\n"
+        f"runpy.run_path({str(child_process.WORKER)!r})['set_limits']()\n"
         f"assert r.getrlimit(r.RLIMIT_STACK) == ({hard}, {hard})\n"
         "assert r.getrlimit(r.RLIMIT_CORE) == (0, 0)"
     )
@@ -109,7 +109,7 @@ def test_a_small_stack_is_raised_and_core_files_are_off():
 @pytest.mark.skipif(sys.platform != "linux", reason="relies on Linux's parent death signal")
 def test_the_child_ends_with_its_parent(tmp_path):
     # A parent that starts a child which arranges for its end as the worker does, then sleeps.
-    worker = metis_process.WORKER
+    worker = child_process.WORKER
     child = (
         f"import sys, time, importlib.util as u\n"
         f"spec = u.spec_from_file_location('worker', {str(worker)!r})\n"
@@ -145,7 +145,7 @@ def is_running(pid):
 
 def test_an_orphan_refuses_to_start(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-P", str(metis_process.WORKER), str(tmp_path), "-1"],
+        [sys.executable, "-P", str(child_process.WORKER), str(tmp_path), "-1"],
         capture_output=True,
         text=True,
         check=False,
@@ -163,17 +163,18 @@ def test_the_worker_imports_little(tmp_path):
     }
     for name, values in vectors.items():
         with (tmp_path / f"{name}.int64").open("wb") as file:
-            metis_process.write_integers(file, np.array(values, np.int32))
-    problem = {"num_parts": 2, "recursive": True, "options": {"seed": 0}}
+            child_process.write_integers(file, np.array(values, np.int32))
+    problem = {"tool": "metis", "num_constraints": 1, "targets": [0.5, 0.5], "imbalance": [0.05]}
+    problem.update(recursive=True, options={"seed": 0})
     (tmp_path / "problem.json").write_text(json.dumps(problem))
     code = (
         "import os, runpy, sys\n"
         f"sys.argv = ['worker', {str(tmp_path)!r}, str(os.getppid())]\n"
-        f"runpy.run_path({str(metis_process.WORKER)!r}, run_name='__main__')\n"
+        f"runpy.run_path({str(child_process.WORKER)!r}, run_name='__main__')\n"
         "sys.exit(bool({'torch', 'scipy', 'gnn_dist'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
     parts = np.load(tmp_path / "parts.npy")
     assert parts.dtype == np.int32
     assert parts.tolist() in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
-    assert json.loads((tmp_path / "cut.json").read_text()) == 1
+    assert json.loads((tmp_path / "result.json").read_text()) == {"cut": 1, "folded": False}
