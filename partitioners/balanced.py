@@ -1,4 +1,4 @@
-"""The base of partitioners that take several constraints."""
+"""What partitioners that take several constraints have in common."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,17 +21,14 @@ from gnn_dist.partitioners.balance import (
 from gnn_dist.partitioners.options import check_number
 from gnn_dist.partitioners.repair import fill_empty_parts
 
-__all__ = ["Balanced"]
+__all__ = ["BalanceOptions", "Balanced"]
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Balanced:
-    """What partitioners of a graph in memory under any constraints have in common.
-
-    A subclass has a `name` and says how it assigns nodes; what is the same for all is done here:
-    trivial numbers of parts, and parts that the search left empty.
+class BalanceOptions:
+    """The options of every partitioner that takes constraints.
 
     Attributes:
         balance: What parts have in equal measure, separated by commas: `nodes`, `edges` (in-edges),
@@ -43,7 +40,6 @@ class Balanced:
         part_weights: Shares of the parts, for ranks of different speed; equal by default.
     """
 
-    name: ClassVar[str]
     balance: str = DEFAULT_BALANCE
     imbalance: float = 0.05
     part_weights: tuple[float, ...] = ()
@@ -64,6 +60,17 @@ class Balanced:
             PartitionError: A constraint or the number of shares does not fit the graph.
         """
         return make_balance(graph, num_parts, self.balance, self.imbalance, self.part_weights)
+
+
+@dataclass(frozen=True)
+class Balanced(BalanceOptions):
+    """What partitioners of a graph in memory under any constraints have in common.
+
+    A subclass has a `name` and says how it assigns nodes; what is the same for all is done here:
+    trivial numbers of parts, and parts that the search left empty.
+    """
+
+    name: ClassVar[str]
 
     def __call__(self, graph: Graph, num_parts: int) -> Partition:
         """Return a partition under the constraints of the options.
