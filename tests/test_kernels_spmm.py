@@ -159,7 +159,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
             sums = kernels.spmm(csr.indptr, csr.indices, x, weight, position)
             out, count = torch.empty_like(x), torch.empty_like(x, dtype=torch.int32)
             kernels.spmm_extreme(out, count, csr.indptr, csr.indices, x, True, False)
-            share = kernels.spmm_share(sums, count)
+            share = kernels.spmm_share(sums, count.clamp(min=1))
             equal = kernels.spmm_where_equal(csr.indptr, csr.indices, x, share, out)
             turned = kernels.transpose_csr(csr.indptr, csr.indices, csr.num_cols)
         results.append((sums, out, count, share, equal, *turned))
