@@ -57,6 +57,7 @@ def test_extremes_equal_the_reference_exactly(name, dtype, largest):
         x = (2 * torch.randn(CASE.num_cols, width)).round().to(dtype)  # many are equal
         shape = (CASE.num_rows, width)
         ours = (torch.full(shape, 1.0, dtype=dtype), torch.ones(shape, dtype=torch.int32))
+        ours[1][::2] = 0  # nothing yet: the value does not count
         theirs = tuple(t.clone() for t in ours)
         for add in (True, False, True):
             args = (CASE.indptr, CASE.indices, x, largest, add)
@@ -71,6 +72,42 @@ def test_extremes_equal_the_reference_exactly(name, dtype, largest):
             out = kernels.spmm_where_equal(*rows)
         expected = reference.spmm_where_equal(*rows)
         assert ((out - expected).abs() <= TOLERANCE[dtype] * expected.abs() + 1e-7).all()
+
+
+@pytest.mark.parametrize("name", instruction_sets())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shares_equal_the_reference_exactly(name, dtype):
+    for width in WIDTHS:
+        grad = torch.randn(7, width + 3).to(dtype)[:, :width]  # rows that lie apart
+        count = torch.randint(1, 9, (7, width), dtype=torch.int32)
+        with instruction_set(name):
+            out = kernels.spmm_share(grad, count)
+        assert out.dtype == dtype
+        assert torch.equal(out, reference.spmm_share(grad, count))
+
+
+@pytest.mark.parametrize("name", instruction_sets())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("largest", [True, False])
+def test_nans_and_infinities_reach_their_columns_alone(name, dtype, largest):
+    infinity = float("inf")
+    for width in WIDTHS:
+        x = torch.randn(CASE.num_cols, width).to(dtype)
+        for value in (float("nan"), infinity, -infinity, infinity):
+            x[torch.rand(x.shape) < 0.05] = value
+        args = (CASE.indptr, CASE.indices, x, largest)
+        shape = (CASE.num_rows, width)
+        ours = (torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=torch.int32))
+        theirs = tuple(t.clone() for t in ours)
+        for add in (False, True):
+            with instruction_set(name):
+                kernels.spmm_extreme(*ours, *args, add)
+            reference.spmm_extreme(*theirs, *args, add)
+            assert torch.equal(ours[0].isnan(), theirs[0].isnan())
+            assert torch.equal(ours[0].nan_to_num(3.0), theirs[0].nan_to_num(3.0))
+            number = ~ours[0].isnan()
+            assert torch.equal(ours[1][number], theirs[1][number])
+            assert (ours[1][~number] > 0).all()
 
 
 def test_nan_reaches_the_result():
@@ -122,9 +159,10 @@ def test_results_do_not_depend_on_the_number_of_threads():
             sums = kernels.spmm(csr.indptr, csr.indices, x, weight, position)
             out, count = torch.empty_like(x), torch.empty_like(x, dtype=torch.int32)
             kernels.spmm_extreme(out, count, csr.indptr, csr.indices, x, True, False)
-            equal = kernels.spmm_where_equal(csr.indptr, csr.indices, x, sums, out)
+            share = kernels.spmm_share(sums, count.clamp(min=1))
+            equal = kernels.spmm_where_equal(csr.indptr, csr.indices, x, share, out)
             turned = kernels.transpose_csr(csr.indptr, csr.indices, csr.num_cols)
-        results.append((sums, out, count, equal, *turned))
+        results.append((sums, out, count, share, equal, *turned))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -166,7 +204,7 @@ def test_bad_structures_are_index_errors(indptr, indices):
     calls = (
         lambda: kernels.spmm(indptr, indices, x),
         lambda: kernels.spmm_add(out, indptr, indices, x),
-        lambda: kernels.spmm_extreme(out, None, indptr, indices, x, True, False),
+        lambda: kernels.spmm_extreme(out, out.int(), indptr, indices, x, True, False),
         lambda: kernels.spmm_where_equal(indptr, indices, x, x, out),
         lambda: kernels.transpose_csr(indptr, indices, 3),
     )
@@ -201,6 +239,9 @@ def test_wrong_arguments_are_value_errors():
         lambda: kernels.spmm_add(ones(2, 2), indptr, indices, x),
         lambda: kernels.spmm_add(ones(1, 2).double(), indptr, indices, x),
         lambda: kernels.spmm_extreme(ones(1, 2), ones(1, 2), indptr, indices, x, True, False),
+        lambda: kernels.spmm_share(x, ones(3, 2)),
+        lambda: kernels.spmm_share(x, ones(2, 2).int()),
+        lambda: kernels.spmm_share(x.long(), ones(3, 2).int()),
         lambda: kernels.spmm_where_equal(indptr, indices, x, x[:2], ones(1, 2)),
         lambda: kernels.spmm_where_equal(indptr, indices, x, x, ones(2, 2)),
         lambda: kernels.transpose_csr(indptr, indices, -1),
@@ -220,6 +261,7 @@ def test_operators_are_registered_for_tracing():
     for name, args in {
         "spmm": (indptr, indices, x, weight),
         "spmm_add": (torch.ones(2, 2), indptr, indices, x),
+        "spmm_share": (x, torch.ones(3, 2, dtype=torch.int32)),
         "spmm_where_equal": (indptr, indices, x, x, torch.ones(2, 2)),
         "transpose_csr": (indptr, indices, 3),
     }.items():

@@ -13,6 +13,8 @@ namespace gnn_dist {
 
 namespace {
 
+constexpr int64_t kSharesPerTask = 1 << 14;
+
 // Columns are worked on panel by panel: rows of a panel are short enough for registers, and more of
 // them stay in cache. Each panel belongs to one head.
 struct Panel {
@@ -168,7 +170,7 @@ void spmm_add(Tensor out, Tensor indptr, Tensor indices, Tensor x, OptionalTenso
   spmm_into(out, indptr, indices, x, weight, position, src_scale, dst_scale, true);
 }
 
-void spmm_extreme(Tensor out, OptionalTensor count, Tensor indptr, Tensor indices, Tensor x,
+void spmm_extreme(Tensor out, Tensor count, Tensor indptr, Tensor indices, Tensor x,
                   bool largest, bool add) {
   const CsrView csr = csr_view(indptr, indices);
   const RowsView from = rows_view(x, "x"), to = writable_rows(out, "out");
@@ -176,15 +178,28 @@ void spmm_extreme(Tensor out, OptionalTensor count, Tensor indptr, Tensor indice
   const FloatType type = float_type(from.dtype, "x");
   SpmmCall call = make_call(csr, from, to);
   call.add = add;
-  if (count.has_value()) {
-    check_dtype(*count, ScalarType::Int, "count");
-    const RowsView counts = writable_rows(*count, "count");
-    check(counts.num_rows == to.num_rows && counts.width == to.width && counts.stride == to.stride,
-          "count must have the shape and strides of out");
-    call.count = static_cast<int32_t*>(counts.data);
-  }
+  check_dtype(count, ScalarType::Int, "count");
+  const RowsView counts = writable_rows(count, "count");
+  check(counts.num_rows == to.num_rows && counts.width == to.width && counts.stride == to.stride,
+        "count must have the shape and strides of out");
+  call.count = static_cast<int32_t*>(counts.data);
   run(GNN_DIST_KERNELS(spmm).loops[type][largest ? kMax : kMin], call, csr,
       panels(from.width, 1, widest_panel(type)), x.element_size());
+}
+
+Tensor spmm_share(Tensor grad, Tensor count) {
+  const RowsView from = rows_view(grad, "grad"), counts = rows_view(count, "count");
+  check_dtype(count, ScalarType::Int, "count");
+  check(counts.num_rows == from.num_rows && counts.width == from.width,
+        "count must have the shape of grad");
+  const FloatType type = float_type(from.dtype, "grad");
+  const Tensor out = new_rows(grad, from.num_rows, from.width);
+  const ShareCall call{from.data,     from.stride,    static_cast<const int32_t*>(counts.data),
+                       counts.stride, out.data_ptr(), from.width};
+  const auto loop = GNN_DIST_KERNELS(spmm).share[type];
+  for_each_range(from.num_rows, kSharesPerTask / (from.width + 1) + 1,
+                 [&](int64_t begin, int64_t end) { loop(call, begin, end); });
+  return out;
 }
 
 Tensor spmm_where_equal(Tensor indptr, Tensor indices, Tensor x, Tensor second, Tensor own) {
@@ -219,8 +234,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gnn_dist, m) {
       "spmm_add(Tensor(a!) out, Tensor indptr, Tensor indices, Tensor x, Tensor? weight=None, "
       "Tensor? position=None, Tensor? src_scale=None, Tensor? dst_scale=None) -> ()");
   m.def(
-      "spmm_extreme(Tensor(a!) out, Tensor(b!)? count, Tensor indptr, Tensor indices, Tensor x, "
+      "spmm_extreme(Tensor(a!) out, Tensor(b!) count, Tensor indptr, Tensor indices, Tensor x, "
       "bool largest, bool add) -> ()");
+  m.def("spmm_share(Tensor grad, Tensor count) -> Tensor");
   m.def(
       "spmm_where_equal(Tensor indptr, Tensor indices, Tensor x, Tensor second, Tensor own) -> "
       "Tensor");
@@ -230,5 +246,6 @@ STABLE_TORCH_LIBRARY_IMPL(gnn_dist, CPU, m) {
   m.impl("spmm", TORCH_BOX(&gnn_dist::spmm));
   m.impl("spmm_add", TORCH_BOX(&gnn_dist::spmm_add));
   m.impl("spmm_extreme", TORCH_BOX(&gnn_dist::spmm_extreme));
+  m.impl("spmm_share", TORCH_BOX(&gnn_dist::spmm_share));
   m.impl("spmm_where_equal", TORCH_BOX(&gnn_dist::spmm_where_equal));
 }

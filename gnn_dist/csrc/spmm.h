@@ -30,7 +30,7 @@ struct SpmmCall {
   const void* own;  // a row's own values (where-equal)
   int64_t own_stride;
   bool add;         // into what out holds
-  int32_t* count;   // for extremes: how many entries reach the value; may be null
+  int32_t* count;   // for extremes: how many entries reach the value, with the strides of out
 };
 
 struct Columns {
@@ -48,8 +48,19 @@ struct SpmmLoops {
 
 enum SpmmReduce { kSum, kMax, kMin, kWhereEqual, kNumReduces };
 
+// out = grad / count.
+struct ShareCall {
+  const void* grad;
+  int64_t grad_stride;
+  const int32_t* count;
+  int64_t count_stride;
+  void* out;  // contiguous
+  int64_t width;
+};
+
 struct SpmmKernels {
   SpmmLoops loops[kNumFloatTypes][kNumReduces];
+  void (*share[kNumFloatTypes])(const ShareCall&, int64_t row_begin, int64_t row_end);
 };
 
 // Vectors of a panel: those of its sum stay in registers, of which AVX-512 has twice as many.

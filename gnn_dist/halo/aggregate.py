@@ -26,7 +26,7 @@ from gnn_dist.halo.block import Block
 from gnn_dist.halo.exchange import LayerExchange, Pending, halo_exchange
 from gnn_dist.ops.csr import CSR, SubCSR
 from gnn_dist.ops.sddmm import sddmm
-from gnn_dist.ops.spmm import Factors, spmm_extreme, spmm_sum, spmm_where_equal
+from gnn_dist.ops.spmm import Factors, spmm_extreme, spmm_share, spmm_sum, spmm_where_equal
 
 __all__ = ["REDUCES", "aggregate", "all_sources"]
 
@@ -329,7 +329,6 @@ class _Extreme(torch.autograd.Function):
         if pending is not None and halo is not None:
             rows = pending.wait()
             spmm_extreme(halo.csr, rows, reduce, onto=(out, count))
-        out.index_fill_(0, operator.csr.empty_rows, 0.0)
         ctx.operator = operator
         ctx.save_for_backward(x, rows, out, count)
         return out
@@ -340,7 +339,7 @@ class _Extreme(torch.autograd.Function):
         x, rows, out, count = ctx.saved_tensors
         operator: _Operator = ctx.operator
         here, halo = operator.halves
-        share = (grad / count).to(grad.dtype)
+        share = spmm_share(grad, count)
         pending = None
         if operator.exchange is not None and halo is not None:
             turned = halo.csr.transpose.csr

@@ -81,11 +81,6 @@ class CSR:
         """float64 (R,), 1 / entries in each row; 1 for a row without any."""
         return self.counts.clamp(min=1).double().reciprocal()
 
-    @cached_property
-    def empty_rows(self) -> Tensor:
-        """int64, the rows without entries."""
-        return (self.counts == 0).nonzero().squeeze(1)
-
     @property
     def rows(self) -> Tensor:
         """int64 (nnz,), the row of each entry. Made anew at each call: 8 bytes an entry."""

@@ -15,9 +15,16 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.native import kernels
-from gnn_dist.ops.rows import as_rows, readable_rows
+from gnn_dist.ops.rows import as_rows, new_rows_like, readable_rows
 
-__all__ = ["Factors", "SparseRows", "spmm_extreme", "spmm_sum", "spmm_where_equal"]
+__all__ = [
+    "Factors",
+    "SparseRows",
+    "spmm_extreme",
+    "spmm_share",
+    "spmm_sum",
+    "spmm_where_equal",
+]
 
 
 class Factors(NamedTuple):
@@ -89,11 +96,14 @@ def spmm_extreme(
         onto: Values and counts of other entries, to go on from; changed in place.
 
     Returns:
-        Values (R, ...) like `x`, minus (plus) infinity for rows without entries, and int32
-        (R, ...), how many entries reach each value.
+        Values (R, ...) like `x`, zero for rows without entries, and int32 (R, ...), how many
+        entries reach each value.
     """
-    shape = (csr.num_rows, *x.shape[1:])
-    out, count = onto or (x.new_empty(shape), x.new_empty(shape, dtype=torch.int32))
+    if onto is None:
+        counts = x.new_empty(0, *x.shape[1:], dtype=torch.int32)
+        out, count = new_rows_like(x, csr.num_rows), new_rows_like(counts, csr.num_rows)
+    else:
+        out, count = onto
     kernels.spmm_extreme(
         as_rows(out),
         as_rows(count),
@@ -104,6 +114,12 @@ def spmm_extreme(
         onto is not None,
     )
     return out, count
+
+
+def spmm_share(grad: Tensor, count: Tensor) -> Tensor:
+    """Divide a gradient (R, ...) of what `spmm_extreme` returned by its counts."""
+    out: Tensor = kernels.spmm_share(readable_rows(grad), readable_rows(count))
+    return out.view(grad.shape)
 
 
 def spmm_where_equal(csr: CSR, x: Tensor, second: Tensor, own: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
 // Aggregation: a row of the result stays in registers while its sources stream past.
+#include "../columns.h"
 #include "../simd.h"
 #include "../spmm.h"
 
@@ -6,6 +7,7 @@ namespace GNN_DIST_ISA {
 
 using gnn_dist::Columns;
 using gnn_dist::RowPiece;
+using gnn_dist::ShareCall;
 using gnn_dist::SpmmCall;
 
 constexpr int kMaxVectors = gnn_dist::max_vectors(kVectorBytes);
@@ -35,6 +37,7 @@ template <class S, int W, int NV, bool kPlain>
 struct Sum {
   using A = accumulate_t<S>;
   static constexpr bool kTwoSources = false;
+  static constexpr bool kLooksAgain = false;
   vec<A, W> value[NV];
 
   GNN_DIST_INLINE void begin(const SpmmCall&, Columns, Cover<W, NV>, int64_t) {
@@ -79,6 +82,7 @@ struct Sum {
 template <int W, int NV, bool kPlain>
 struct PairSum {
   static constexpr bool kTwoSources = false;
+  static constexpr bool kLooksAgain = false;
   static constexpr int kHalf = W / 2;
   static constexpr uint32_t kUpper = 0xffff0000;
   using Floats = vec<float, kHalf>;
@@ -145,30 +149,50 @@ struct PairSum {
   }
 };
 
-// Largest or smallest value, and how many entries reach it. Goes on from what out and count hold.
+// Largest or smallest value, and how many entries reach it; zero and zero where there are none.
+// Goes on from what out and count hold. A NaN beats everything: whether a row may hold one is seen
+// from the sum of all its elements, and such a row, which is rare, is walked again.
 template <class S, int W, int NV, bool kLargest>
 struct Extreme {
   using A = accumulate_t<S>;
   using I = int_t<A>;
   static constexpr bool kTwoSources = false;
+  static constexpr bool kLooksAgain = true;
+  static constexpr A kWorst = kLargest ? -__builtin_inf() : __builtin_inf();
   vec<A, W> value[NV];
   vec<I, W> count[NV];
+  vec<A, W> total;
 
   GNN_DIST_INLINE void begin(const SpmmCall&, Columns, Cover<W, NV>, int64_t) {
-    const A worst = kLargest ? -__builtin_inf() : __builtin_inf();
+    total = vec<A, W>{};
     for (int i = 0; i < NV; ++i) {
-      value[i] = broadcast<A, W>(worst);
+      value[i] = broadcast<A, W>(kWorst);
       count[i] = vec<I, W>{};
     }
   }
+  // A NaN in v is not seen; one that is there stays.
   GNN_DIST_INLINE void meet(int i, vec<A, W> v, vec<I, W> number) {
-    // A NaN beats everything and stays.
-    const auto better = (kLargest ? v > value[i] : v < value[i]) | (v != v);
-    count[i] = better ? number : (v == value[i] ? count[i] + number : count[i]);
+    const auto better = kLargest ? v > value[i] : v < value[i];
+    count[i] = v == value[i] ? count[i] + number : count[i];
+    count[i] = better ? number : count[i];
     value[i] = better ? v : value[i];
   }
+  GNN_DIST_INLINE void admit_nan(int i, vec<A, W> v) {
+    value[i] = v == v ? value[i] : v;
+    count[i] = v == v ? count[i] : broadcast<I, W>(1);
+  }
   GNN_DIST_INLINE void take(const SpmmCall&, const S* x, Cover<W, NV> cover, int64_t, int32_t) {
-    for (int i = 0; i < NV; ++i) meet(i, load<S, W>(x + cover.offset(i)), broadcast<I, W>(1));
+    auto sum = vec<A, W>{};
+    for (int i = 0; i < NV; ++i) {
+      const auto v = load<S, W>(x + cover.offset(i));
+      meet(i, v, broadcast<I, W>(1));
+      sum += v;
+    }
+    total += sum;
+  }
+  GNN_DIST_INLINE bool may_hold_nan() const {
+    const A sum = horizontal_sum<A, W>(total);
+    return sum != sum;
   }
   GNN_DIST_INLINE void save(Cover<W, NV> cover, void* partial) const {
     auto* values = static_cast<A*>(partial);
@@ -182,26 +206,39 @@ struct Extreme {
     const auto* values = static_cast<const A*>(partial);
     const auto* counts = reinterpret_cast<const I*>(values + kMaxVectors * full_width<A>);
     for (int i = 0; i < NV; ++i) {
-      meet(i, load_plain<A, W>(values + cover.offset(i)),
-           load_plain<I, W>(counts + cover.offset(i)));
+      const auto v = load_plain<A, W>(values + cover.offset(i));
+      meet(i, v, load_plain<I, W>(counts + cover.offset(i)));
+      admit_nan(i, v);
     }
   }
   GNN_DIST_INLINE void finish(const SpmmCall& call, Columns columns, Cover<W, NV> cover,
                               int64_t row) {
     S* out = static_cast<S*>(call.out) + row * call.out_stride + columns.first;
-    int32_t* out_count =
-        call.count != nullptr ? call.count + row * call.out_stride + columns.first : nullptr;
+    int32_t* out_count = call.count + row * call.out_stride + columns.first;
+    // All loads come before the first store: the last two vectors may overlap.
     for (int i = 0; i < NV && call.add; ++i) {
-      auto number = vec<I, W>{};
-      if (out_count != nullptr) {
-        number = convert<I, int32_t, W>(load_plain<int32_t, W>(out_count + cover.offset(i)));
-      }
-      meet(i, load<S, W>(out + cover.offset(i)), number);
+      const auto number =
+          convert<I, int32_t, W>(load_plain<int32_t, W>(out_count + cover.offset(i)));
+      const auto there = load<S, W>(out + cover.offset(i));
+      const auto v = number != 0 ? there : broadcast<A, W>(kWorst);
+      meet(i, v, number);
+      admit_nan(i, v);
     }
-    for (int i = 0; i < NV; ++i) store<S, W>(out + cover.offset(i), value[i]);
-    for (int i = 0; i < NV && out_count != nullptr; ++i) {
+    for (int i = 0; i < NV; ++i) {
+      store<S, W>(out + cover.offset(i), count[i] != 0 ? value[i] : vec<A, W>{});
       store_plain<int32_t, W>(out_count + cover.offset(i), convert<int32_t, I, W>(count[i]));
     }
+  }
+};
+
+// The second look at a row.
+template <class S, int W, int NV, class Values>
+struct AdmitNans {
+  static constexpr bool kTwoSources = false;
+  Values& to;
+
+  GNN_DIST_INLINE void take(const SpmmCall&, const S* x, Cover<W, NV> cover, int64_t, int32_t) {
+    for (int i = 0; i < NV; ++i) to.admit_nan(i, load<S, W>(x + cover.offset(i)));
   }
 };
 
@@ -210,6 +247,7 @@ template <class S, int W, int NV>
 struct WhereEqual {
   using A = accumulate_t<S>;
   static constexpr bool kTwoSources = true;
+  static constexpr bool kLooksAgain = false;
   vec<A, W> own[NV];
   Sum<S, W, NV, true> sum;
 
@@ -224,7 +262,8 @@ struct WhereEqual {
     const S* second = static_cast<const S*>(call.second) + (x - static_cast<const S*>(call.x));
     for (int i = 0; i < NV; ++i) {
       const auto part = load<S, W>(second + cover.offset(i));
-      sum.value[i] += load<S, W>(x + cover.offset(i)) == own[i] ? part : vec<A, W>{};
+      const auto equal = load<S, W>(x + cover.offset(i)) == own[i];
+      sum.value[i] = equal ? sum.value[i] + part : sum.value[i];
     }
   }
   GNN_DIST_INLINE void save(Cover<W, NV> cover, void* partial) const { sum.save(cover, partial); }
@@ -283,6 +322,20 @@ GNN_DIST_INLINE bool walk(const SpmmCall& call, Columns columns, int64_t begin, 
   return true;
 }
 
+// Reduces the entries [begin, end).
+template <class S, int W, int NV, class Reducer>
+GNN_DIST_INLINE bool reduce(const SpmmCall& call, Columns columns, int64_t begin, int64_t end,
+                            Reducer& reducer) {
+  if (!walk<S, W, NV>(call, columns, begin, end, reducer)) return false;
+  if constexpr (Reducer::kLooksAgain) {
+    if (__builtin_expect(reducer.may_hold_nan(), 0)) {
+      AdmitNans<S, W, NV, Reducer> nans{reducer};
+      walk<S, W, NV>(call, columns, begin, end, nans);
+    }
+  }
+  return true;
+}
+
 template <class S, int W, int NV, class Reducer>
 bool rows(const SpmmCall& call, Columns columns, int64_t row_begin, int64_t row_end) {
   const Cover<W, NV> cover(columns.width);
@@ -291,7 +344,7 @@ bool rows(const SpmmCall& call, Columns columns, int64_t row_begin, int64_t row_
     if (end - begin > gnn_dist::kHubEntries) continue;  // done in pieces
     Reducer reducer;
     reducer.begin(call, columns, cover, row);
-    if (!walk<S, W, NV>(call, columns, begin, end, reducer)) return false;
+    if (!reduce<S, W, NV>(call, columns, begin, end, reducer)) return false;
     reducer.finish(call, columns, cover, row);
   }
   return true;
@@ -302,7 +355,7 @@ bool piece(const SpmmCall& call, Columns columns, RowPiece at, void* partial) {
   const Cover<W, NV> cover(columns.width);
   Reducer reducer;
   reducer.begin(call, columns, cover, at.row);
-  if (!walk<S, W, NV>(call, columns, at.begin, at.end, reducer)) return false;
+  if (!reduce<S, W, NV>(call, columns, at.begin, at.end, reducer)) return false;
   reducer.save(cover, partial);
   return true;
 }
@@ -474,6 +527,29 @@ template <class S, int kReduce>
 constexpr gnn_dist::SpmmLoops loops = {any_rows<S, kReduce>, any_piece<S, kReduce>,
                                        any_finish<S, kReduce>};
 
+template <class S>
+struct Share {
+  const S* grad;
+  const int32_t* count;
+  S* out;
+  template <int W>
+  GNN_DIST_INLINE void at(int64_t column) {
+    using A = accumulate_t<S>;
+    const auto number = convert<A, int32_t, W>(load_plain<int32_t, W>(count + column));
+    store<S, W>(out + column, load<S, W>(grad + column) / number);
+  }
+};
+
+template <class S>
+void share(const ShareCall& call, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const S* grad = static_cast<const S*>(call.grad) + row * call.grad_stride;
+    const int32_t* count = call.count + row * call.count_stride;
+    S* out = static_cast<S*>(call.out) + row * call.width;
+    cover_columns<full_width<accumulate_t<S>>>(call.width, Share<S>{grad, count, out});
+  }
+}
+
 #define GNN_DIST_LOOPS(S)                                      \
   {loops<S, gnn_dist::kSum>, loops<S, gnn_dist::kMax>, \
    loops<S, gnn_dist::kMin>, loops<S, gnn_dist::kWhereEqual>}
@@ -483,5 +559,6 @@ constexpr gnn_dist::SpmmLoops loops = {any_rows<S, kReduce>, any_piece<S, kReduc
 namespace gnn_dist {
 using namespace GNN_DIST_ISA;
 GNN_DIST_TABLE(SpmmKernels, spmm) = {
-    {GNN_DIST_LOOPS(float), GNN_DIST_LOOPS(double), GNN_DIST_LOOPS(bf16), GNN_DIST_LOOPS(f16)}};
+    {GNN_DIST_LOOPS(float), GNN_DIST_LOOPS(double), GNN_DIST_LOOPS(bf16), GNN_DIST_LOOPS(f16)},
+    {share<float>, share<double>, share<bf16>, share<f16>}};
 }  // namespace gnn_dist

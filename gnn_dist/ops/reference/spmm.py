@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gnn_dist.ops.native import operator
 
-__all__ = ["row_index", "spmm", "spmm_add", "spmm_extreme", "spmm_where_equal"]
+__all__ = ["row_index", "spmm", "spmm_add", "spmm_extreme", "spmm_share", "spmm_where_equal"]
 
 INT32_LIMIT = 2**31
 
@@ -110,7 +110,7 @@ def spmm_add(
 @operator(_nothing)
 def spmm_extreme(
     out: Tensor,
-    count: Tensor | None,
+    count: Tensor,
     indptr: Tensor,
     indices: Tensor,
     x: Tensor,
@@ -120,29 +120,43 @@ def spmm_extreme(
     """Take the largest (or smallest) element of x over each row's entries, into `out`.
 
     Args:
-        out: (R, F), like `x`; minus (plus) infinity for rows without entries.
-        count: int32 (R, F): how many entries reach the value.
+        out: (R, F), like `x`; zero for rows without entries.
+        count: int32 (R, F): how many entries reach the value; for a NaN, some positive number.
         indptr: int64 (R + 1,).
         indices: int32 (nnz,).
         x: (K, F). A NaN beats every number.
         largest: Maximum instead of minimum.
-        add: Go on from what `out` and `count` hold.
+        add: Go on from what `out` and `count` hold, where `count` is not zero.
     """
     nnz = indices.numel()
     if not add:
-        out.fill_(float("-inf") if largest else float("inf"))
-        if count is not None:
-            count.zero_()
+        out.zero_()
+        count.zero_()
     if nnz == 0 or x.numel() == 0:
         return
     rows, messages = row_index(indptr, nnz), x.index_select(0, indices)
+    out.masked_fill_(count == 0, float("-inf") if largest else float("inf"))
     before = out.clone()
     index = rows[:, None].expand_as(messages)
     out.scatter_reduce_(0, index, messages, "amax" if largest else "amin", include_self=True)
-    if count is not None:
-        count.masked_fill_(before != out, 0)
-        hit = messages == out.index_select(0, rows)
-        count.index_add_(0, rows, hit.int())
+    count.masked_fill_(before < out if largest else before > out, 0)
+    hit = (messages == out.index_select(0, rows)) | messages.isnan()
+    count.index_add_(0, rows, hit.int())
+    out.masked_fill_(count == 0, 0.0)
+
+
+@operator(lambda grad, count: torch.empty_like(grad))
+def spmm_share(grad: Tensor, count: Tensor) -> Tensor:
+    """Divide the gradient of an extreme among the entries that reach it.
+
+    Args:
+        grad: (R, F), of any floating dtype.
+        count: int32 (R, F), how many they are.
+
+    Returns:
+        grad / count, like `grad`; undefined where `count` is zero.
+    """
+    return (grad / count).to(grad.dtype)
 
 
 @operator(lambda indptr, indices, x, second, own: torch.empty_like(own))
