@@ -242,6 +242,28 @@ def test_results_are_bit_equal_for_any_number_of_threads(kind):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("name", instruction_sets())
+def test_a_gradient_may_be_written_over_its_rows(name):
+    csr = structure(400, 500, hub=30_000)
+    other = csr.transpose.csr
+    structures = (csr.indptr, csr.indices, other.indptr, other.indices)
+    for form in FORMS[:4]:
+        x, *rest = inputs("gat", csr, form, torch.float32)
+        wider = torch.full((500, x.size(1) + 3), 7.0)
+        rows = wider[:, : x.size(1)].copy_(x)
+        drops = dropout(csr, 0.4).arguments
+        with instruction_set(name):
+            out, *kept = kernels.gat(*structures[:2], x, *rest, *drops)
+            before = (*rest[:2], *kept, out, rest[2], *drops)
+            expected = kernels.gat_grad(*structures, x, *before)
+            made = kernels.gat_grad_over(*structures, rows, *before)
+        for one, two in zip((rows, *made), expected, strict=True):
+            assert torch.equal(one, two)
+        assert (wider[:, x.size(1) :] == 7.0).all()
+    with pytest.raises(ValueError, match="rows that do not overlap"):
+        kernels.gat_grad_over(*structures, x[:1].expand(500, -1), *before)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_symmetric_structure_is_its_own_transpose(kind):
     generator = torch.Generator().manual_seed(0)
@@ -363,5 +385,7 @@ def test_operators_trace(kind):
     made = getattr(kernels, kind)(*both, *args)
     kept = made[1:] if kind == "gat" else (made[1], made[0])
     grad_args = (*both, other.indptr, other.indices, *args[:3], *kept, made[0], *args[3:])
-    operator = getattr(kernels, f"{kind}_grad").default
-    torch.library.opcheck(operator, grad_args, test_utils=utilities)
+    operators = [f"{kind}_grad"] + ["gat_grad_over"] * (kind == "gat")
+    for name in operators:
+        operator = getattr(kernels, name).default
+        torch.library.opcheck(operator, grad_args, test_utils=utilities)

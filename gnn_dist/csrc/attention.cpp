@@ -73,7 +73,7 @@ std::tuple<Tensor, Tensor, Tensor> gat(Tensor indptr, Tensor indices, Tensor x, 
   if (setting.is_empty()) {
     return {out, torch::stable::fill_(score, 0.0), torch::stable::fill_(state, 0.0)};
   }
-  const auto scores = 
+  const auto scores =
       GNN_DIST_KERNELS(gat_scores).types[setting.type].scores[width_index(setting.width)];
   for_each_range(num_src, 512, [&](int64_t begin, int64_t end) {
     scores(call, begin, end, score.data_ptr(), state.data_ptr());
@@ -82,33 +82,33 @@ std::tuple<Tensor, Tensor, Tensor> gat(Tensor indptr, Tensor indices, Tensor x, 
   return {out, score, state};
 }
 
-std::tuple<Tensor, Tensor, Tensor> gat_grad(Tensor indptr, Tensor indices, Tensor t_indptr,
-                                            Tensor t_indices, Tensor x, Tensor att_src,
-                                            Tensor att_dst, Tensor score, Tensor state, Tensor grad,
-                                            double slope, int64_t drop_key, int64_t drop_below,
-                                            double keep_scale, OptionalTensor src_id,
-                                            OptionalTensor dst_id) {
-  check(att_src.dim() == 2, "att_src must have two dimensions, got ", att_src.dim());
-  const Setting setting(indptr, indices, x, att_src.size(0), "x");
-  const CsrView transposed = csr_view(t_indptr, t_indices);
+// What the schemas call score, state and grad; and whether the gradient of x is written over x, and
+// the inner products into `state`, which has room for them.
+struct GatKept {
+  const Tensor &score, &state, &grad;
+  bool in_place;
+};
+
+std::tuple<Tensor, Tensor, Tensor> gat_gradients(const CsrView& transposed, const Setting& setting,
+                                                 const Tensor& x, const Tensor& att_src,
+                                                 const Tensor& att_dst, const GatKept& kept,
+                                                 double slope, const Drops& drops) {
   const int64_t num_src = x.size(0), num_dst = setting.csr.num_rows;
   check_transposed(setting.csr, transposed, num_src);
   check(num_dst <= num_src, "x must have at least ", num_dst, " rows, got ", num_src);
-  const Drops drops{drop_key, drop_below, keep_scale, src_id, dst_id};
   AttentionCall by_rows = setting.call(setting.csr, num_src, slope, 1.0);
   AttentionCall by_columns = setting.call(transposed, num_dst, slope, 1.0);
-  const Tensor grad_x = new_rows(x, num_src, x.size(1));
+  const Tensor grad_x = kept.in_place ? x : new_rows(x, num_src, x.size(1));
   const Tensor grad_src = torch::stable::new_zeros(att_src, {setting.heads, setting.width});
   const Tensor grad_dst = torch::stable::new_zeros(att_src, {setting.heads, setting.width});
   if (setting.is_empty()) return {grad_x, grad_src, grad_dst};
-  // The inner products are added to what the forward has kept.
-  const Tensor whole = torch::stable::clone(state);
+  const Tensor state = kept.in_place ? kept.state : torch::stable::clone(kept.state);
   const Tensor dst_grad = setting.new_numbers(x, num_dst, by_rows.lanes);
   by_rows.far = by_columns.own = setting.rows(x, num_src, "x");
-  by_rows.grad = by_columns.far = setting.rows(grad, num_dst, "grad");
+  by_rows.grad = by_columns.far = setting.rows(kept.grad, num_dst, "grad");
   by_rows.far_score = by_columns.own_score =
-      setting.numbers(score, {num_src, by_rows.lanes}, "score");
-  by_rows.state = setting.numbers(whole, {num_dst, kGatFields * by_rows.lanes}, "state");
+      setting.numbers(kept.score, {num_src, by_rows.lanes}, "score");
+  by_rows.state = setting.numbers(state, {num_dst, kGatFields * by_rows.lanes}, "state");
   by_columns.far_state = by_rows.state;
   by_rows.fields = by_columns.fields = kGatFields;
   by_rows.own_grad = by_columns.own_grad = dst_grad.data_ptr();
@@ -120,9 +120,38 @@ std::tuple<Tensor, Tensor, Tensor> gat_grad(Tensor indptr, Tensor indices, Tenso
   by_columns.drops = drops.edges(setting, num_src, false);
   const AttentionKernels& kernels = GNN_DIST_KERNELS(gat);
   run(pass_of(kernels, setting, kBackwardRows), by_rows, RowCuts(setting.csr));
+  // Of x, a column's task reads the row that it writes, and has read it before it writes.
   run(pass_of(kernels, setting, kBackwardColumns), by_columns, RowCuts(transposed),
       grad_src.data_ptr(), grad_dst.data_ptr());
   return {grad_x, grad_src, grad_dst};
+}
+
+std::tuple<Tensor, Tensor, Tensor> gat_grad(Tensor indptr, Tensor indices, Tensor t_indptr,
+                                            Tensor t_indices, Tensor x, Tensor att_src,
+                                            Tensor att_dst, Tensor score, Tensor state, Tensor grad,
+                                            double slope, int64_t drop_key, int64_t drop_below,
+                                            double keep_scale, OptionalTensor src_id,
+                                            OptionalTensor dst_id) {
+  check(att_src.dim() == 2, "att_src must have two dimensions, got ", att_src.dim());
+  return gat_gradients(csr_view(t_indptr, t_indices),
+                       Setting(indptr, indices, x, att_src.size(0), "x"), x, att_src, att_dst,
+                       {score, state, grad, false}, slope,
+                       {drop_key, drop_below, keep_scale, src_id, dst_id});
+}
+
+std::tuple<Tensor, Tensor> gat_grad_over(Tensor indptr, Tensor indices, Tensor t_indptr,
+                                         Tensor t_indices, Tensor x, Tensor att_src, Tensor att_dst,
+                                         Tensor score, Tensor state, Tensor grad, double slope,
+                                         int64_t drop_key, int64_t drop_below, double keep_scale,
+                                         OptionalTensor src_id, OptionalTensor dst_id) {
+  check(att_src.dim() == 2, "att_src must have two dimensions, got ", att_src.dim());
+  const Setting setting(indptr, indices, x, att_src.size(0), "x");
+  writable_rows(x, "x");
+  const auto [grad_x, grad_src, grad_dst] =
+      gat_gradients(csr_view(t_indptr, t_indices), setting, x, att_src, att_dst,
+                    {score, state, grad, true}, slope,
+                    {drop_key, drop_below, keep_scale, src_id, dst_id});
+  return {grad_src, grad_dst};
 }
 
 std::tuple<Tensor, Tensor> gatv2(Tensor indptr, Tensor indices, Tensor x_src, Tensor x_dst,
@@ -262,6 +291,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gnn_dist, m) {
       "gat_grad(Tensor indptr, Tensor indices, Tensor t_indptr, Tensor t_indices, Tensor x, "
       "Tensor att_src, Tensor att_dst, Tensor score, Tensor state, Tensor grad, "
       "float slope, " GNN_DIST_DROPS ") -> (Tensor, Tensor, Tensor)");
+  // The gradient of x is written over it; state's room for inner products is written, too.
+  m.def(
+      "gat_grad_over(Tensor indptr, Tensor indices, Tensor t_indptr, Tensor t_indices, "
+      "Tensor(a!) x, Tensor att_src, Tensor att_dst, Tensor score, Tensor(b!) state, Tensor grad, "
+      "float slope, " GNN_DIST_DROPS ") -> (Tensor, Tensor)");
   m.def(
       "gatv2(Tensor indptr, Tensor indices, Tensor x_src, Tensor x_dst, Tensor att, "
       "float slope, " GNN_DIST_DROPS ") -> (Tensor, Tensor)");
@@ -281,6 +315,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gnn_dist, m) {
 STABLE_TORCH_LIBRARY_IMPL(gnn_dist, CPU, m) {
   m.impl("gat", TORCH_BOX(&gnn_dist::gat));
   m.impl("gat_grad", TORCH_BOX(&gnn_dist::gat_grad));
+  m.impl("gat_grad_over", TORCH_BOX(&gnn_dist::gat_grad_over));
   m.impl("gatv2", TORCH_BOX(&gnn_dist::gatv2));
   m.impl("gatv2_grad", TORCH_BOX(&gnn_dist::gatv2_grad));
   m.impl("dot_attention", TORCH_BOX(&gnn_dist::dot_attention));

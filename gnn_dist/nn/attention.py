@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gnn_dist.halo.aggregate import all_sources
+from gnn_dist.halo.attention import gat_of_linear, is_own_transpose
 from gnn_dist.halo.block import Block
 from gnn_dist.nn.conv import Rows, dense, linear
 from gnn_dist.nn.dropout import Dropout
@@ -29,11 +30,6 @@ def drawn_dropout(layer: Dropout, structure: Structure) -> AttentionDropout | No
     if not layer.training or layer.p == 0.0:
         return None
     return AttentionDropout(layer.p, layer.next_key(), structure.src_id, structure.dst_id)
-
-
-def is_own_transpose(structure: Structure) -> bool:
-    """Return whether every edge here has its reverse here."""
-    return structure.symmetric and structure.num_src == structure.num_dst
 
 
 def glorot(attention: nn.Parameter) -> None:
@@ -87,22 +83,36 @@ class GATConv(nn.Module):
 
     def forward(self, x: Rows, block: Block, *, skip_bias: bool = False) -> Tensor:
         """Collective. Map x (n, in_channels) to (n, heads * out_channels), or (n, out_channels)."""
-        structure = block.structure
-        rows = all_sources(linear(x, self.lin.weight), block)
-        out = gat_aggregate(
-            structure.csr.with_self_loops,
-            rows,
-            self.att_src[0],
-            self.att_dst[0],
-            negative_slope=self.negative_slope,
-            dropout=drawn_dropout(self.attention_dropout, structure),
-            symmetric=is_own_transpose(structure),
-        )
+        out = self._attended(x, block)
         out = out if self.concat else mean_of_heads(out, self.heads)
         if self.bias is None or skip_bias:
             return out
         # In place: nothing else reads the aggregate.
         return out.add_(self.bias.to(out.dtype))
+
+    def _attended(self, x: Rows, block: Block) -> Tensor:
+        """Collective. Return the heads' outputs (num_dst, heads * out_channels)."""
+        structure, weight = block.structure, self.lin.weight
+        dropout = drawn_dropout(self.attention_dropout, structure)
+        if isinstance(x, Tensor):
+            return gat_of_linear(
+                x,
+                block,
+                weight=weight,
+                att_src=self.att_src[0],
+                att_dst=self.att_dst[0],
+                negative_slope=self.negative_slope,
+                dropout=dropout,
+            )
+        return gat_aggregate(
+            structure.csr.with_self_loops,
+            all_sources(linear(x, weight), block),
+            self.att_src[0],
+            self.att_dst[0],
+            negative_slope=self.negative_slope,
+            dropout=dropout,
+            symmetric=is_own_transpose(structure),
+        )
 
 
 class GATv2Conv(nn.Module):

@@ -20,7 +20,15 @@ from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.native import kernels
 
-__all__ = ["AttentionDropout", "dot_aggregate", "gat_aggregate", "gatv2_aggregate"]
+__all__ = [
+    "AttentionDropout",
+    "Walk",
+    "dot_aggregate",
+    "gat_aggregate",
+    "gatv2_aggregate",
+    "numbers_for",
+    "rows_of",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +94,9 @@ def gat_aggregate(
         ValueError: Shapes or dtypes do not fit.
         IndexError: The structure points outside.
     """
-    vectors = (_numbers(att, x) for att in (att_src, att_dst))
-    walk = _Walk(csr, symmetric, negative_slope, dropout)
-    return _Attend.apply(_Form("gat", keeps_out=False), walk, _rows(x), *vectors)  # type: ignore[no-any-return, no-untyped-call]
+    vectors = (numbers_for(att, x) for att in (att_src, att_dst))
+    walk = Walk(csr, symmetric, negative_slope, dropout)
+    return _Attend.apply(_Form("gat", keeps_out=False), walk, rows_of(x), *vectors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gatv2_aggregate(
@@ -124,8 +132,9 @@ def gatv2_aggregate(
         ValueError: Shapes or dtypes do not fit.
         IndexError: The structure points outside.
     """
-    walk = _Walk(csr, symmetric, negative_slope, dropout)
-    return _Attend.apply(_Form("gatv2"), walk, _rows(x_src), _rows(x_dst), _numbers(att, x_src))  # type: ignore[no-any-return, no-untyped-call]
+    walk = Walk(csr, symmetric, negative_slope, dropout)
+    tensors = (rows_of(x_src), rows_of(x_dst), numbers_for(att, x_src))
+    return _Attend.apply(_Form("gatv2"), walk, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def dot_aggregate(  # noqa: PLR0913 - three matrices
@@ -163,13 +172,13 @@ def dot_aggregate(  # noqa: PLR0913 - three matrices
         ValueError: Shapes or dtypes do not fit.
         IndexError: The structure points outside.
     """
-    walk = _Walk(csr, symmetric, scale, dropout)
+    walk = Walk(csr, symmetric, scale, dropout)
     form = _Form("dot_attention", (heads,))
-    return _Attend.apply(form, walk, _rows(query), _rows(key), _rows(value))  # type: ignore[no-any-return, no-untyped-call]
+    return _Attend.apply(form, walk, rows_of(query), rows_of(key), rows_of(value))  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
-class _Walk:
+class Walk:
     """What the forward and the backward share beside rows.
 
     Attributes:
@@ -219,7 +228,7 @@ class _Attend(torch.autograd.Function):
     """Any form of attention over rows and vectors, whose gradients come in the same order."""
 
     @staticmethod
-    def forward(ctx: Any, form: _Form, walk: _Walk, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, form: _Form, walk: Walk, *tensors: Tensor) -> Tensor:
         operator = getattr(kernels, form.name)
         out: Tensor
         out, *kept = operator(*walk.forward, *tensors, *form.numbers, *walk.last)
@@ -232,15 +241,15 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         form, walk = ctx.form, ctx.walk
         operator = getattr(kernels, f"{form.name}_grad")
-        rows = (*ctx.saved_tensors, _rows(grad))
+        rows = (*ctx.saved_tensors, rows_of(grad))
         return None, None, *operator(*walk.both_ways, *rows, *form.numbers, *walk.last)
 
 
-def _rows(matrix: Tensor) -> Tensor:
+def rows_of(matrix: Tensor) -> Tensor:
     """Return a matrix whose rows are contiguous."""
     return matrix.contiguous() if matrix.size(1) > 1 and matrix.stride(1) != 1 else matrix
 
 
-def _numbers(vectors: Tensor, rows: Tensor) -> Tensor:
+def numbers_for(vectors: Tensor, rows: Tensor) -> Tensor:
     """Return vectors in the dtype that such rows are added up in."""
     return vectors.to(torch.promote_types(rows.dtype, torch.float32)).contiguous()

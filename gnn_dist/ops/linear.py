@@ -9,7 +9,17 @@ from torch.autograd.function import once_differentiable
 from gnn_dist.errors import ConfigError
 from gnn_dist.ops.native import kernels
 
-__all__ = ["linear", "linear_onto", "linear_pair"]
+__all__ = [
+    "computed",
+    "linear",
+    "linear_onto",
+    "linear_pair",
+    "product",
+    "row_gradient_over",
+    "weight_gradient",
+]
+
+PANEL_ROWS = 2048  # of a product that takes the place of its factor; stays in cache
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -27,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Returns:
         (n, K).
     """
-    return _Linear.apply(_computed(x), weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(computed(x), weight, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def linear_pair(
@@ -44,7 +54,7 @@ def linear_pair(
     Returns:
         (n, K) and (n, L).
     """
-    return _Pair.apply(_computed(x), first, second, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return _Pair.apply(computed(x), first, second, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def linear_onto(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -55,11 +65,15 @@ def linear_onto(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         x: (n, F).
         weight: (K, F).
     """
-    return _Onto.apply(out, _computed(x), weight)  # type: ignore[no-any-return, no-untyped-call]
+    return _Onto.apply(out, computed(x), weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _computed(x: Tensor) -> Tensor:
-    """Return rows in the dtype that products are computed in."""
+def computed(x: Tensor) -> Tensor:
+    """Return rows in the dtype that products are computed in: under autocast, autocast's.
+
+    Raises:
+        ConfigError: They are not floating-point numbers.
+    """
     if not x.is_floating_point():
         raise ConfigError(f"rows must be floating-point numbers, got {x.dtype}: convert them")
     device = x.device.type
@@ -68,8 +82,12 @@ def _computed(x: Tensor) -> Tensor:
     return x
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = kernels.empty_rows(x, x.size(0), weight.size(0))
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """Return x (n, F) @ weight (K, F).T + bias, in memory of the pool or in `out` (n, K)."""
+    if out is None:
+        out = kernels.empty_rows(x, x.size(0), weight.size(0))
     turned = weight.to(x.dtype).t()
     with torch.autocast(x.device.type, enabled=False):
         if bias is None:
@@ -77,13 +95,36 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.addmm(bias.to(x.dtype), x, turned, out=out)
 
 
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Return (K, F) like `weight`, from the gradient (n, K) of `product(x, weight)`."""
+    return torch.mm(grad.t(), x).to(weight.dtype)
+
+
+def row_gradient_over(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient (n, F) of `product`'s rows in the memory of `grad`, where it fits there.
+
+    Row after row it begins no later than the gradient that it is made from, which is read before.
+
+    Args:
+        grad: (n, K), contiguous, not to be used again.
+        weight: (K, F).
+    """
+    num_rows, width = grad.size(0), weight.size(1)
+    if width > grad.size(1):
+        return _row_gradient(grad, weight)
+    weight = weight.to(grad.dtype)
+    out = grad.view(-1)[: num_rows * width].view(num_rows, width)
+    panel = grad.new_empty(min(num_rows, PANEL_ROWS), width)
+    for begin in range(0, num_rows, PANEL_ROWS):
+        rows = grad[begin : begin + PANEL_ROWS]
+        made = torch.mm(rows, weight, out=panel[: rows.size(0)])
+        out[begin : begin + PANEL_ROWS].copy_(made)
+    return out
+
+
 def _row_gradient(grad: Tensor, weight: Tensor) -> Tensor:
     out: Tensor = kernels.empty_rows(grad, grad.size(0), weight.size(1))
     return torch.mm(grad, weight.to(grad.dtype), out=out)
-
-
-def _weight_gradient(needed: bool, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-    return torch.mm(grad.t(), x).to(weight.dtype) if needed else None
 
 
 def _bias_gradient(needed: bool, grad: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -94,7 +135,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight, bias)
+        return product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -103,7 +144,7 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             _row_gradient(grad, weight) if needs_x else None,
-            _weight_gradient(needs_weight, grad, x, weight),
+            weight_gradient(grad, x, weight) if needs_weight else None,
             _bias_gradient(needs_bias, grad, weight.dtype),
         )
 
@@ -114,7 +155,7 @@ class _Pair(torch.autograd.Function):
         ctx: Any, x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, first, second)
-        return _product(x, first, None), _product(x, second, bias)
+        return product(x, first), product(x, second, bias)
 
     @staticmethod
     @once_differentiable
@@ -127,8 +168,8 @@ class _Pair(torch.autograd.Function):
             grad_x.addmm_(grads[1], second.to(grad_x.dtype))
         return (
             grad_x,
-            _weight_gradient(needs_first, grads[0], x, first),
-            _weight_gradient(needs_second, grads[1], x, second),
+            weight_gradient(grads[0], x, first) if needs_first else None,
+            weight_gradient(grads[1], x, second) if needs_second else None,
             _bias_gradient(needs_bias, grads[1], second.dtype),
         )
 
@@ -149,5 +190,5 @@ class _Onto(torch.autograd.Function):
         return (
             grad if needs_out else None,
             _row_gradient(grad, weight) if needs_x else None,
-            _weight_gradient(needs_weight, grad, x, weight),
+            weight_gradient(grad, x, weight) if needs_weight else None,
         )

@@ -5,8 +5,8 @@ largest score, one over the sum of exponentials, room for the backward, and for 
 destination's share of the score. `lanes` is the number of heads rounded up.
 
 Dropout of coefficients (`Drops`): an entry's draws, integers below 2^32, are those of its edge
-(`gnn_dist.ops.draws`); a coefficient is dropped where its draw lies below `drop_below`, else
-multiplied by `keep_scale`.
+(`gnn_dist.ops.draws`); a coefficient is dropped where its draw lies below `below`, else multiplied
+by `scale`.
 """
 
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from gnn_dist.ops.reference.spmm import row_index
 from gnn_dist.ops.reference.words import GOLDEN, mix, row_keys, words
 
 __all__ = [
+    "DropArguments",
     "Drops",
     "Entries",
     "attend",
@@ -35,13 +36,25 @@ __all__ = [
 
 
 class Drops(NamedTuple):
-    """Dropout of coefficients, as the operators' last arguments have it."""
+    """Dropout of coefficients: the operators' last arguments, all or none of them given.
 
-    key: int
-    below: int
-    scale: float
-    src_id: Tensor | None
-    dst_id: Tensor | None
+    Attributes:
+        key: A draw key.
+        below: Draws below are dropped; 0: no dropout.
+        scale: Of kept coefficients.
+        src_id: int64 (K,), original ids; for dropout.
+        dst_id: int64 (R,).
+    """
+
+    key: int = 0
+    below: int = 0
+    scale: float = 1.0
+    src_id: Tensor | None = None
+    dst_id: Tensor | None = None
+
+
+# What an operator's last parameters are given.
+DropArguments = tuple[int, int, float, Tensor | None, Tensor | None]
 
 
 def padded_heads(heads: int) -> int:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from gnn_dist.ops.native import operator
 from gnn_dist.ops.reference.attention import (
+    DropArguments,
     Drops,
     attend,
     by_head,
@@ -43,11 +44,7 @@ def dot_attention(
     value: Tensor,
     heads: int,
     scale: float,
-    drop_key: int = 0,
-    drop_below: int = 0,
-    keep_scale: float = 1.0,
-    src_id: Tensor | None = None,
-    dst_id: Tensor | None = None,
+    *drops: *DropArguments,
 ) -> tuple[Tensor, Tensor]:
     """Attend with score scale <query[r], key[c]> and value value[c], by head.
 
@@ -59,18 +56,12 @@ def dot_attention(
         value: (K, H F).
         heads: H.
         scale: Of the inner products.
-        drop_key: A draw key.
-        drop_below: Draws below are dropped; 0: no dropout.
-        keep_scale: Of kept coefficients.
-        src_id: int64 (K,), original ids; for dropout.
-        dst_id: int64 (R,).
+        *drops: `Drops`.
 
     Returns:
         out (R, H F) like `value`; state (R, 3 lanes), of the accumulation dtype.
     """
-    entries = entries_of(
-        indptr, indices, heads, Drops(drop_key, drop_below, keep_scale, src_id, dst_id)
-    )
+    entries = entries_of(indptr, indices, heads, Drops(*drops))
     queries = by_head(query, heads).index_select(0, entries.rows)
     score = (queries * by_head(key, heads).index_select(0, indices)).sum(2) * scale
     alpha, largest, inverse = row_softmax(indptr, score)
@@ -105,20 +96,14 @@ def dot_attention_grad(
     grad: Tensor,
     heads: int,
     scale: float,
-    drop_key: int = 0,
-    drop_below: int = 0,
-    keep_scale: float = 1.0,
-    src_id: Tensor | None = None,
-    dst_id: Tensor | None = None,
+    *drops: *DropArguments,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `dot_attention` for `query`, `key` and `value`.
 
     `state` and `out` are what the forward returned, `grad` (R, H F) is the gradient of `out`,
     `t_indptr` and `t_indices` are the transposed structure; the others are those of the forward.
     """
-    entries = entries_of(
-        indptr, indices, heads, Drops(drop_key, drop_below, keep_scale, src_id, dst_id)
-    )
+    entries = entries_of(indptr, indices, heads, Drops(*drops))
     queries = by_head(query, heads).index_select(0, entries.rows)
     keys = by_head(key, heads).index_select(0, indices)
     alpha, _, _ = row_softmax(indptr, (queries * keys).sum(2) * scale)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from gnn_dist.ops.native import operator
 from gnn_dist.ops.reference.attention import (
+    DropArguments,
     Drops,
     attend,
     by_head,
@@ -17,7 +18,7 @@ from gnn_dist.ops.reference.attention import (
     slopes,
 )
 
-__all__ = ["gat", "gat_grad"]
+__all__ = ["gat", "gat_grad", "gat_grad_over"]
 
 FIELDS = 4  # of a state
 
@@ -41,11 +42,7 @@ def gat(
     att_src: Tensor,
     att_dst: Tensor,
     slope: float,
-    drop_key: int = 0,
-    drop_below: int = 0,
-    keep_scale: float = 1.0,
-    src_id: Tensor | None = None,
-    dst_id: Tensor | None = None,
+    *drops: *DropArguments,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Attend with score leaky_relu(<x[c], att_src> + <x[r], att_dst>) and value x[c], by head.
 
@@ -56,19 +53,13 @@ def gat(
         att_src: (H, F), of the accumulation dtype of `x`.
         att_dst: (H, F).
         slope: Of the leaky ReLU for negative values.
-        drop_key: A draw key.
-        drop_below: Draws below are dropped; 0: no dropout.
-        keep_scale: Of kept coefficients.
-        src_id: int64 (K,), original ids; for dropout.
-        dst_id: int64 (R,).
+        *drops: `Drops`.
 
     Returns:
         out (R, H F) like `x`; <x, att_src> (K, lanes); state (R, 4 lanes).
     """
     heads = att_src.size(0)
-    entries = entries_of(
-        indptr, indices, heads, Drops(drop_key, drop_below, keep_scale, src_id, dst_id)
-    )
+    entries = entries_of(indptr, indices, heads, Drops(*drops))
     value = by_head(x, heads)
     by_src, by_dst = (value * att_src).sum(2), (value[: entries.num_rows] * att_dst).sum(2)
     z = by_src.index_select(0, indices) + by_dst.index_select(0, entries.rows)
@@ -102,11 +93,7 @@ def gat_grad(
     state: Tensor,
     grad: Tensor,
     slope: float,
-    drop_key: int = 0,
-    drop_below: int = 0,
-    keep_scale: float = 1.0,
-    src_id: Tensor | None = None,
-    dst_id: Tensor | None = None,
+    *drops: *DropArguments,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `gat` for `x`, `att_src` and `att_dst`.
 
@@ -122,16 +109,10 @@ def gat_grad(
         state: What the forward returned third.
         grad: (R, H F), of its first result.
         slope: Of the leaky ReLU.
-        drop_key: A draw key.
-        drop_below: Draws below are dropped.
-        keep_scale: Of kept coefficients.
-        src_id: int64 (K,).
-        dst_id: int64 (R,).
+        *drops: `Drops`.
     """
     heads = att_src.size(0)
-    entries = entries_of(
-        indptr, indices, heads, Drops(drop_key, drop_below, keep_scale, src_id, dst_id)
-    )
+    entries = entries_of(indptr, indices, heads, Drops(*drops))
     value, lanes = by_head(x, heads), padded_heads(heads)
     by_dst = state[:, 3 * lanes : 3 * lanes + heads]
     z = score[:, :heads].index_select(0, indices) + by_dst.index_select(0, entries.rows)
@@ -144,3 +125,40 @@ def gat_grad(
     grad_src = (src_change[:, :, None] * value).sum(0)
     grad_dst = (dst_change[:, :, None] * value[: entries.num_rows]).sum(0)
     return grad_value.flatten(1).to(x.dtype), grad_src, grad_dst
+
+
+def _like_gat_grad_over(
+    indptr: Tensor,
+    indices: Tensor,
+    t_indptr: Tensor,
+    t_indices: Tensor,
+    x: Tensor,
+    att_src: Tensor,
+    *_: Tensor | float | None,
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(att_src), torch.empty_like(att_src)
+
+
+@operator(_like_gat_grad_over)
+def gat_grad_over(
+    indptr: Tensor,
+    indices: Tensor,
+    t_indptr: Tensor,
+    t_indices: Tensor,
+    x: Tensor,
+    att_src: Tensor,
+    att_dst: Tensor,
+    score: Tensor,
+    state: Tensor,
+    grad: Tensor,
+    slope: float,
+    *drops: *DropArguments,
+) -> tuple[Tensor, Tensor]:
+    """Write the gradient of `gat` for `x` over `x`, and return those of `att_src` and `att_dst`.
+
+    The arguments are those of `gat_grad`. What is written to `state` is no result.
+    """
+    before = (indptr, indices, t_indptr, t_indices, x, att_src, att_dst, score, state, grad, slope)
+    grad_x, grad_src, grad_dst = gat_grad(*before, *drops)
+    x.copy_(grad_x)
+    return grad_src, grad_dst

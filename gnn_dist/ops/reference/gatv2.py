@@ -5,6 +5,7 @@ from torch import Tensor
 
 from gnn_dist.ops.native import operator
 from gnn_dist.ops.reference.attention import (
+    DropArguments,
     Drops,
     attend,
     by_head,
@@ -42,11 +43,7 @@ def gatv2(
     x_dst: Tensor,
     att: Tensor,
     slope: float,
-    drop_key: int = 0,
-    drop_below: int = 0,
-    keep_scale: float = 1.0,
-    src_id: Tensor | None = None,
-    dst_id: Tensor | None = None,
+    *drops: *DropArguments,
 ) -> tuple[Tensor, Tensor]:
     """Attend with score <att, leaky_relu(x_src[c] + x_dst[r])> and value x_src[c], by head.
 
@@ -57,19 +54,13 @@ def gatv2(
         x_dst: (R, H F), like `x_src`.
         att: (H, F), of the accumulation dtype.
         slope: Of the leaky ReLU for negative values.
-        drop_key: A draw key.
-        drop_below: Draws below are dropped; 0: no dropout.
-        keep_scale: Of kept coefficients.
-        src_id: int64 (K,), original ids; for dropout.
-        dst_id: int64 (R,).
+        *drops: `Drops`.
 
     Returns:
         out (R, H F) like `x_src`; state (R, 3 lanes).
     """
     heads = att.size(0)
-    entries = entries_of(
-        indptr, indices, heads, Drops(drop_key, drop_below, keep_scale, src_id, dst_id)
-    )
+    entries = entries_of(indptr, indices, heads, Drops(*drops))
     value = by_head(x_src, heads)
     z = value.index_select(0, indices) + by_head(x_dst, heads).index_select(0, entries.rows)
     alpha, largest, inverse = row_softmax(indptr, (z * slopes(z, slope) * att).sum(2))
@@ -103,11 +94,7 @@ def gatv2_grad(
     out: Tensor,
     grad: Tensor,
     slope: float,
-    drop_key: int = 0,
-    drop_below: int = 0,
-    keep_scale: float = 1.0,
-    src_id: Tensor | None = None,
-    dst_id: Tensor | None = None,
+    *drops: *DropArguments,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `gatv2` for `x_src`, `x_dst` and `att`.
 
@@ -115,9 +102,7 @@ def gatv2_grad(
     `t_indptr` and `t_indices` are the transposed structure; the others are those of the forward.
     """
     heads = att.size(0)
-    entries = entries_of(
-        indptr, indices, heads, Drops(drop_key, drop_below, keep_scale, src_id, dst_id)
-    )
+    entries = entries_of(indptr, indices, heads, Drops(*drops))
     value = by_head(x_src, heads)
     z = value.index_select(0, indices) + by_head(x_dst, heads).index_select(0, entries.rows)
     steep = slopes(z, slope)
