@@ -1,10 +1,10 @@
 // Softmax over each row's entries, and its gradient alpha (g - sum of alpha g).
 //
-// Entries are copied chunk by chunk to the layout of entry_batch.h. A row of one chunk, as most are,
+// Entries are copied chunk by chunk to the layout of lanes.h. A row of one chunk, as most are,
 // is read once; a longer one twice.
 #include "../edge_softmax.h"
 
-#include "../entry_batch.h"
+#include "../running_softmax.h"
 
 namespace GNN_DIST_ISA {
 

@@ -9,7 +9,7 @@
 //
 // a_src = <x, att_src> and a_dst = <x, att_dst> by head, so that the last pass adds their share to
 // grad x and has all it needs for the gradients of both vectors.
-#include "../entry_batch.h"
+#include "../attend.h"
 
 namespace GNN_DIST_ISA {
 
@@ -42,109 +42,67 @@ GNN_DIST_INLINE void load_scores(const AttentionCall& call, const Lanes<A>& lane
   }
 }
 
-// Reads far x and far_score, the score in state; writes out and the rest of state.
+// Reads far_score, and the destination's share in state. The slopes of scores stay in `slopes`.
 template <class S, int W>
-struct GatForward {
+struct GatScore {
   using A = accumulate_t<S>;
-  const AttentionCall& call;
-  const Lanes<A> lanes;
-  const Heads<S, W> heads;
-  const int64_t block_size, slot_size = 0;
-  A* const block;
-  const Online<A> online;
-  A* const sums;
-  A *const own, *const scores, *const slopes, *const factor, *const other_factor;
-  uint32_t* const halves;
+  static constexpr bool kAsksForValues = false;
+  const SumsPass<S, W>& pass;
+  A *const own, *const slopes;
 
-  GatForward(const AttentionCall& c, Carver& carver)
-      : call(c),
-        lanes(c),
-        heads(c),
-        block_size(2 * lanes.period + heads.size()),
-        block(carver.take<A>(block_size)),
-        online{block, part_of(block, lanes.period)},
-        sums(part_of(block, 2 * lanes.period)),
-        own(carver.take<A>(lanes.period)),
-        scores(carver.take<A>(lanes.size)),
-        slopes(carver.take<A>(lanes.size)),
-        factor(carver.take<A>(lanes.period)),
-        other_factor(carver.take<A>(lanes.period)),
-        halves(carver.take<uint32_t>(lanes.size)) {}
+  GatScore(const SumsPass<S, W>& p, Carver& carver)
+      : pass(p),
+        own(carver.take<A>(p.lanes.period)),
+        slopes(carver.take<A>(p.lanes.size)) {}
 
-  GNN_DIST_NOINLINE void clear() const {
-    online.clear(lanes);
-    fill(sums, heads.size(), A{0});
-  }
   GNN_DIST_NOINLINE void open(int64_t row) const {
-    lanes.repeat(state_of<A>(call, row) + kScore * lanes.lanes, own);
+    pass.lanes.repeat(state_of<A>(pass.call, row) + kScore * pass.lanes.lanes, own);
   }
-  GNN_DIST_INLINE void take(const Batch& batch) const {
-    load_scores(call, lanes, batch, scores);
-    leaky_scores(call, lanes, batch.count, own, scores, slopes);
-    online.take(lanes, batch.count, scores, factor);
-    drop(call, batch, halves, scores);
-    heads.template add<true, true>(FarRows<S>(call, call.far, batch), scores, factor, batch.count,
-                                   sums);
+  GNN_DIST_INLINE void take(const Batch& batch, const FarRows<S>&, A* scores) const {
+    load_scores(pass.call, pass.lanes, batch, scores);
+    leaky_scores(pass.call, pass.lanes, batch.count, own, scores, slopes);
   }
-  GNN_DIST_NOINLINE void merge(const A* other) const {
-    merge_softmax(lanes, heads, online, sums, other, factor, other_factor);
-  }
-  GNN_DIST_NOINLINE void finish(int64_t row, A*) const {
-    save_softmax(call, lanes, online, row, factor);
-    save_scaled(call, heads, row, sums, factor);
-  }
-  void collect(const A*, A*, A*) const {}
 };
 
 // Reads far x and far_score, state, grad; writes own_grad = grad a_dst, and to state the inner
 // product.
 template <class S, int W>
-struct GatBackwardRows {
-  using A = accumulate_t<S>;
-  static constexpr int V = full_width<A>;
-  const AttentionCall& call;
-  const Lanes<A> lanes;
-  const Heads<S, W> heads;
-  const int64_t block_size, slot_size = 0;
-  A* const block;
+struct GatBackwardRows : SumsPass<S, W> {
+  using Pass = SumsPass<S, W>;
+  using typename Pass::A;
+  using Pass::V, Pass::call, Pass::lanes, Pass::heads, Pass::block, Pass::block_size;
   A *const inner, *const steep, *const steep_inner;  // sums of alpha m d, s alpha, s alpha m d
-  A *const own, *const largest, *const inverse, *const grad;
-  A *const scores, *const slopes, *const dots;
+  const GatScore<S, W> score;
+  A *const largest, *const inverse, *const grad, *const scores, *const dots;
   uint32_t* const halves;
 
   GatBackwardRows(const AttentionCall& c, Carver& carver)
-      : call(c),
-        lanes(c),
-        heads(c),
-        block_size(3 * lanes.period),
-        block(carver.take<A>(block_size)),
+      : Pass(c, carver, 3, 0),
         inner(block),
         steep(part_of(block, lanes.period)),
         steep_inner(part_of(block, 2 * lanes.period)),
-        own(carver.take<A>(lanes.period)),
+        score(*this, carver),
         largest(carver.take<A>(lanes.period)),
         inverse(carver.take<A>(lanes.period)),
         grad(carver.take<A>(heads.size())),
         scores(carver.take<A>(lanes.size)),
-        slopes(carver.take<A>(lanes.size)),
         dots(carver.take<A>(lanes.size)),
         halves(carver.take<uint32_t>(lanes.size)) {}
 
-  GNN_DIST_NOINLINE void clear() const { fill(block, block_size, A{0}); }
   GNN_DIST_NOINLINE void open(int64_t row) const {
+    score.open(row);
     const A* state = state_of<A>(call, row);
-    lanes.repeat(state + kScore * lanes.lanes, own);
     lanes.repeat(state + kLargest * lanes.lanes, largest);
     lanes.repeat(state + kInverse * lanes.lanes, inverse);
-    heads.pack_factor(static_cast<const S*>(call.grad.data) + row * call.grad.stride, grad);
+    heads.pack_factor(Pass::row_of(call.grad, row), grad);
   }
   GNN_DIST_INLINE void take(const Batch& batch) const {
-    load_scores(call, lanes, batch, scores);
-    leaky_scores(call, lanes, batch.count, own, scores, slopes);
-    heads.dots(FarRows<S>(call, call.far, batch), grad, batch.count, dots);
+    const FarRows<S> values(call, call.far, batch);
+    score.take(batch, values, scores);
+    heads.dots(values, grad, batch.count, dots);
     drop(call, batch, halves, dots);
-    add_up(lanes, batch.count, Softmax<A>{largest, inverse, nullptr, false}, scores, slopes, dots,
-           block);
+    add_up(lanes, batch.count, Softmax<A>{largest, inverse, nullptr, false}, scores, score.slopes,
+           dots, block);
   }
   static GNN_DIST_NOINLINE void add_up(const Lanes<A>& lanes, int64_t count,
                                                const Softmax<A>& softmax, const A* scores,
@@ -161,7 +119,6 @@ struct GatBackwardRows {
       lanes.add(sums + 2 * lanes.period, j, count, slope * part);
     }
   }
-  GNN_DIST_NOINLINE void merge(const A* other) const { add_to(block, other, block_size); }
   GNN_DIST_NOINLINE void finish(int64_t row, A*) const {
     for (int64_t i = 0; i < block_size; i += lanes.period) lanes.fold_sums(block + i);
     A* state = state_of<A>(call, row);
@@ -171,34 +128,24 @@ struct GatBackwardRows {
       own_grad[i] = steep_inner[i] - inner[i] * steep[i];
     }
   }
-  void collect(const A*, A*, A*) const {}
 };
 
 // By columns: own x, own_score = a_src and, of the first num_dst, own_grad = grad a_dst; far
 // gradients and far_state of destinations. Writes out = grad x. Slots hold the gradients of att_src
 // and att_dst.
 template <class S, int W>
-struct GatBackwardColumns {
-  using A = accumulate_t<S>;
-  static constexpr int V = full_width<A>;
-  const AttentionCall& call;
-  const Lanes<A> lanes;
-  const Heads<S, W> heads;
-  const int64_t block_size, slot_size;
-  A* const block;
+struct GatBackwardColumns : SumsPass<S, W> {
+  using Pass = SumsPass<S, W>;
+  using typename Pass::A;
+  using Pass::V, Pass::call, Pass::lanes, Pass::heads, Pass::block;
   A *const score_grad, *const sums;
   A *const own, *const x, *const att_src, *const att_dst;
   const FarState<A> state;
-  A *const slopes, *const dots, *const masks;
-  uint32_t* const halves;
+  A* const slopes;
+  const ScoreGradients<A> change;
 
   GatBackwardColumns(const AttentionCall& c, Carver& carver)
-      : call(c),
-        lanes(c),
-        heads(c),
-        block_size(lanes.period + heads.size()),
-        slot_size(2 * heads.size()),
-        block(carver.take<A>(block_size)),
+      : Pass(c, carver, 1, 1, 2),
         score_grad(block),
         sums(part_of(block, lanes.period)),
         own(carver.take<A>(lanes.period)),
@@ -207,35 +154,29 @@ struct GatBackwardColumns {
         att_dst(carver.take<A>(heads.size())),
         state(lanes, carver),
         slopes(carver.take<A>(lanes.size)),
-        dots(carver.take<A>(lanes.size)),
-        masks(carver.take<A>(lanes.size)),
-        halves(carver.take<uint32_t>(lanes.size)) {
+        change(lanes, carver) {
     if (block == nullptr) return;
     heads.pack(static_cast<const A*>(call.attention), att_src);
     heads.pack(static_cast<const A*>(call.attention_second), att_dst);
   }
 
-  GNN_DIST_NOINLINE void clear() const { fill(block, block_size, A{0}); }
   GNN_DIST_NOINLINE void open(int64_t row) const {
     lanes.repeat(static_cast<const A*>(call.own_score) + row * lanes.lanes, own);
-    heads.pack_factor(static_cast<const S*>(call.own.data) + row * call.own.stride, x);
+    heads.pack_factor(Pass::row_of(call.own, row), x);
   }
   GNN_DIST_INLINE void take(const Batch& batch) const {
     state.load(call, lanes, batch);
     A* scores = state.score;
     leaky_scores(call, lanes, batch.count, own, scores, slopes);
     const FarRows<S> grad(call, call.far, batch);
-    heads.dots(grad, x, batch.count, dots);
-    fill(masks, lanes.size, A{1});
-    drop(call, batch, halves, masks);
-    score_gradients(lanes, batch.count, state.softmax(), dots, scores, masks);
+    heads.dots(grad, x, batch.count, change.dots);
+    change.take(call, lanes, batch, state.softmax(), scores);
     for (int64_t j = 0; j < batch.count * lanes.lanes; j += V) {
-      const auto change = load_plain<A, V>(slopes + j) * load_plain<A, V>(scores + j);
-      lanes.add(score_grad, j, batch.count, change);
+      const auto steep = load_plain<A, V>(slopes + j) * load_plain<A, V>(scores + j);
+      lanes.add(score_grad, j, batch.count, steep);
     }
-    heads.template add<false, false>(grad, masks, nullptr, batch.count, sums);
+    heads.template add<false, false>(grad, change.masks, nullptr, batch.count, sums);
   }
-  GNN_DIST_NOINLINE void merge(const A* other) const { add_to(block, other, block_size); }
   GNN_DIST_NOINLINE void finish(int64_t row, A* slot) const {
     lanes.fold_sums(score_grad);
     A* slot_dst = slot + heads.size();
@@ -251,7 +192,7 @@ struct GatBackwardColumns {
       store_plain<A, W>(slot + at, load_plain<A, W>(slot + at) + by_src * own_x);
       store_plain<A, W>(slot_dst + at, load_plain<A, W>(slot_dst + at) + by_dst * own_x);
     });
-    heads.unpack(sums, static_cast<S*>(call.out.data) + row * call.out.stride);
+    this->save(sums, call.out, row);
   }
   void collect(const A* slot, A* src, A* dst) const {
     heads.unpack(slot, src);

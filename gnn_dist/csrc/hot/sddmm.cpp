@@ -1,5 +1,5 @@
 // out[entry, h] = <rows[r, h], columns[c, h]>.
-#include "../entry_batch.h"
+#include "../heads.h"
 
 namespace GNN_DIST_ISA {
 
