@@ -139,9 +139,9 @@ struct SumsPass {
   }
 };
 
-// The forward: reads far = values, writes out and the softmax in state. Score<S, W> has: Score(pass,
-// carver); open(row); take(batch, values, scores), which makes a batch's scores, and asks for the
-// next values if kAsksForValues.
+// The forward: reads far = values, writes out and the softmax in state. Score<S, W> has:
+// Score(pass, carver); open(row); take(batch, values, scores), which makes a batch's scores, and
+// asks for the next values if kAsksForValues.
 template <class S, int W, template <class, int> class Score>
 struct AttentionForward : SumsPass<S, W> {
   using Pass = SumsPass<S, W>;

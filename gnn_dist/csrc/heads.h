@@ -1,8 +1,8 @@
 // Rows of heads, for files in hot/.
 //
-// Rows of x are worked on in vectors that lie inside one head. What belongs to the walked row itself
-// is laid out "packed": each head's vectors follow one another, the last one ending at the head's
-// last column, so that it may overlap the one before. In a factor of an inner product the overlap is
+// Rows of x are worked on in vectors that lie inside one head. What belongs to the walked row is
+// laid out "packed": each head's vectors follow one another, the last one ending at the head's last
+// column, so that it may overlap the one before. In a factor of an inner product the overlap is
 // zero, lest its columns count twice.
 #pragma once
 

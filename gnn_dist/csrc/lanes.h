@@ -1,7 +1,7 @@
 // Numbers per entry and head, for files in hot/.
 //
-// They lie side by side, entry by entry: number j = entry * lanes + head. They are worked on in full
-// vectors however few heads there are.
+// They lie side by side, entry by entry: number j = entry * lanes + head. They are worked on in
+// full vectors however few heads there are.
 #pragma once
 
 // No vector is passed to a function that is not inlined.
