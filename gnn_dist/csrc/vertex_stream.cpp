@@ -35,7 +35,7 @@ struct StreamCall {
   const double* targets;        // (P, K), positive
   int64_t num_nodes, nnz, steps, num_parts, num_constraints;
   Rule rule;
-  double penalty;               // fennel's alpha * gamma; ldg: the fullness of a full part
+  double penalty;               // fennel's alpha * gamma, for a part as full as its target
   bool counted;                 // loads hold the weights of nodes that have a part
 };
 
@@ -101,13 +101,15 @@ class Loads {
   }
 
  private:
-  // The fullest constraint of a part, in parts of its target.
+  // The fullest constraint of a part: of its limits, for ldg, or of its targets.
   double fullness(int64_t part) const {
     const int64_t first = part * call_.num_constraints;
     double most = 0;
     for (int64_t k = 0; k < call_.num_constraints; ++k) {
       const double load = static_cast<double>(call_.loads[first + k]);
-      most = std::max(most, load / call_.targets[first + k]);
+      const double whole = call_.rule == kLdg ? static_cast<double>(call_.limits[first + k])
+                                              : call_.targets[first + k];
+      most = std::max(most, load / whole);
     }
     return most;
   }
@@ -134,6 +136,20 @@ class Stream {
         ask_for_states(begin, std::min(end, begin + kEntriesAhead));
       }
       place(node(i));
+    }
+  }
+
+  // Adds the pins of all nodes that have a part.
+  void add_all_pins() {
+    for (int64_t v = 0; v < call_.num_nodes; ++v) {
+      const int64_t part = call_.parts[v];
+      check_index(part >= -1 && part < call_.num_parts, "parts must lie in [-1, ",
+                  call_.num_parts, "), got ", part);
+      if (v + kRowsAhead < call_.num_nodes) {
+        const auto [begin, end] = row(v + kRowsAhead);
+        ask_for_states(begin, std::min(end, begin + kEntriesAhead));
+      }
+      if (part >= 0) add_pins(v, part);
     }
   }
 
@@ -253,7 +269,7 @@ class Stream {
 
   double score(int64_t part) const {
     const double near = static_cast<double>(near_[part]), full = loads_[part];
-    if (call_.rule == kLdg) return near * (1.0 - full / call_.penalty);
+    if (call_.rule == kLdg) return near * (1.0 - full);
     return near - call_.penalty * std::sqrt(full);
   }
 
@@ -327,6 +343,16 @@ void set_optional(StreamCall& call, const OptionalTensor& edge_weight, const Opt
   }
 }
 
+// Calls f with a stream over indices of either type.
+template <class F>
+void with_stream(const StreamCall& call, const Tensor& indices, const F& f) {
+  if (indices.scalar_type() == ScalarType::Long) {
+    f(Stream<int64_t>(call, flat<int64_t>(indices, ScalarType::Long, "indices")));
+  } else {
+    f(Stream<int32_t>(call, flat<int32_t>(indices, ScalarType::Int, "indices")));
+  }
+}
+
 }  // namespace
 
 void stream_nodes(Tensor parts, Tensor loads, OptionalTensor pins, Tensor indptr, Tensor indices,
@@ -350,18 +376,25 @@ void stream_nodes(Tensor parts, Tensor loads, OptionalTensor pins, Tensor indptr
   set_optional(call, edge_weight, order);
   check(rule == kLdg || rule == kFennel, "rule must be 0 (ldg) or 1 (fennel), got ", rule);
   call.rule = static_cast<Rule>(rule);
-  check(penalty >= 0 && (rule == kFennel || penalty > 0), "penalty must not be negative, got ",
-        penalty);
+  check(penalty >= 0, "penalty must not be negative, got ", penalty);
   call.penalty = penalty;
   for (int64_t i = 0; i < rows * columns; ++i) {
-    check(call.targets[i] > 0, "targets must be positive, got ", call.targets[i]);
+    check(call.targets[i] > 0 && call.limits[i] > 0, "targets and limits must be positive, got ",
+          call.targets[i], " and ", call.limits[i]);
   }
   call.counted = counted;
-  if (indices.scalar_type() == ScalarType::Long) {
-    Stream<int64_t>(call, flat<int64_t>(indices, ScalarType::Long, "indices")).run();
-  } else {
-    Stream<int32_t>(call, flat<int32_t>(indices, ScalarType::Int, "indices")).run();
-  }
+  with_stream(call, indices, [](auto&& stream) { stream.run(); });
+}
+
+void add_pins(Tensor pins, Tensor parts, Tensor indptr, Tensor indices) {
+  StreamCall call{};
+  set_structure(call, indptr, indices);
+  check(pins.dim() == 2, "pins must have two dimensions");
+  call.num_parts = pins.size(1);
+  call.parts = const_cast<int32_t*>(flat<int32_t>(parts, ScalarType::Int, "parts"));
+  check(parts.size(0) == call.num_nodes, "parts must have one element per node");
+  set_pins(call, pins);
+  with_stream(call, indices, [](auto&& stream) { stream.add_all_pins(); });
 }
 
 }  // namespace gnn_dist
@@ -371,8 +404,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(gnn_dist, m) {
       "stream_nodes(Tensor(a!) parts, Tensor(b!) loads, Tensor(c!)? pins, Tensor indptr, "
       "Tensor indices, Tensor? edge_weight, Tensor? order, Tensor node_weight, Tensor limits, "
       "Tensor targets, int rule, float penalty, bool counted) -> ()");
+  m.def("add_pins(Tensor(a!) pins, Tensor parts, Tensor indptr, Tensor indices) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(gnn_dist, CPU, m) {
   m.impl("stream_nodes", TORCH_BOX(&gnn_dist::stream_nodes));
+  m.impl("add_pins", TORCH_BOX(&gnn_dist::add_pins));
 }

@@ -1,0 +1,164 @@
+"""METIS for graphs that do not fit: it partitions a graph of clusters, made from a stream of edges."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnn_dist.partition import Partition
+from gnn_dist.partitioners.balance import Balance, make_balance
+from gnn_dist.partitioners.clusters import Clusters, cluster_graph, cluster_stream
+from gnn_dist.partitioners.metis_process import run_metis, write_integers
+from gnn_dist.partitioners.options import check_integer, check_number
+from gnn_dist.partitioners.restream import finished, settle, shares_of, trivial_parts
+from gnn_dist.partitioners.sources import Source, degrees, rows_of
+
+if TYPE_CHECKING:
+    from gnn_dist.ops.streaming import Rows
+
+__all__ = ["MetisStream"]
+
+Array = NDArray[Any]
+
+MAX_CLUSTERS = 1 << 21
+METIS_PAIR_BYTES = 300  # what METIS needs for a pair of neighbours, both directions, and a margin
+WEIGHT_UNITS = 1 << 24  # the sum of weights that METIS sees
+
+
+@dataclass(frozen=True)
+class MetisStream:
+    """Cluster the edges as they come, let METIS partition the clusters, then settle the nodes.
+
+    Clusters are moved until they are balanced in every constraint; then nodes are, where the source
+    has rows (a stream of edges has none).
+
+    Source: clustering as `spring`; G. Karypis, V. Kumar, "A fast and high quality multilevel scheme
+    for partitioning irregular graphs", SIAM Journal on Scientific Computing 20 (1998).
+
+    O((cluster_passes + passes + 2) * E + N log N) time. Memory: 24 bytes a node, 16 more for each
+    constraint, and `memory_limit` for the graph of clusters and METIS, which runs in a process of
+    its own; none for an edge.
+
+    Attributes:
+        balance: What parts have in equal measure, as a list with commas.
+        imbalance: How far above its share a part may be.
+        part_weights: Each part's share, in any unit; none: equal shares.
+        seed: Seeds METIS's choices.
+        passes: How often rows are read to settle the nodes.
+        cluster_passes: How often edges are read for clustering.
+        memory_limit: Bytes that METIS may need: it decides how many pairs of clusters are kept.
+        nodes_per_cluster: The mean at which clustering aims; at most 2^21 clusters in any case.
+
+    Example:
+        >>> from gnn_dist.graph import graph_from_edges
+        >>> graph = graph_from_edges([0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3], symmetrize=True)
+        >>> MetisStream()(graph, 2).assignment.tolist()
+        [0, 0, 0, 1, 1, 1]
+    """
+
+    name: ClassVar[str] = "metis-stream"
+    balance: str = "nodes,edges,train"
+    imbalance: float = 0.05
+    part_weights: tuple[float, ...] = ()
+    seed: int = 0
+    passes: int = 3
+    cluster_passes: int = 1
+    memory_limit: int = 4 << 30
+    nodes_per_cluster: int = 8
+
+    def __post_init__(self) -> None:
+        checked = {
+            "imbalance": check_number("imbalance", self.imbalance, 0.001, 10.0),
+            "part_weights": tuple(map(float, self.part_weights)),
+            "seed": check_integer("seed", self.seed, 0, 2**31 - 1),
+            "passes": check_integer("passes", self.passes, 0, 1000),
+            "cluster_passes": check_integer("cluster_passes", self.cluster_passes, 1, 1000),
+            "memory_limit": check_integer("memory_limit", self.memory_limit, 1 << 16, 2**62),
+            "nodes_per_cluster": check_integer(
+                "nodes_per_cluster", self.nodes_per_cluster, 1, 2**31 - 1
+            ),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    def __call__(self, source: Source, num_parts: int) -> Partition:
+        """Return the partition."""
+        trivial = trivial_parts(source.num_nodes, num_parts)
+        if trivial is not None:
+            return Partition(trivial, num_parts)
+        counted = degrees(source)
+        balance = make_balance(
+            counted, num_parts, self.balance, self.imbalance, self.part_weights
+        )
+        most = min(MAX_CLUSTERS, -(-source.num_nodes // self.nodes_per_cluster))
+        share = num_parts / most
+        state, _ = cluster_stream(
+            source, counted, balance, share=2 * share, passes=self.cluster_passes
+        )
+        clusters = Clusters.of_state(state).bundled(most, state.limit[1:])
+        rows = cluster_graph(source, clusters, most_pairs=self.memory_limit // METIS_PAIR_BYTES)
+        parts = self._partition_clusters(clusters, rows, balance, num_parts)[clusters.of]
+        parts = self._settled(source, parts, balance)
+        return finished(source, parts, num_parts, balance)
+
+    def _partition_clusters(
+        self, clusters: Clusters, rows: "Rows", balance: Balance, num_parts: int
+    ) -> Array:
+        """Return int32 (C,), balanced as well as clusters can be."""
+        from gnn_dist.ops.streaming import Placement
+
+        shares = shares_of(balance)._replace(node_weight=clusters.weights)
+        if clusters.num_clusters > num_parts and len(rows.indices):
+            parts = _metis(rows, clusters.weights, balance, self.imbalance, self.seed)
+        else:
+            parts = np.arange(clusters.num_clusters, dtype=np.int32) % num_parts
+        placement = Placement.of(parts, shares, None)
+        settle(placement, rows, shares, 3)
+        return placement.parts
+
+    def _settled(self, source: Source, parts: Array, balance: Balance) -> Array:
+        from gnn_dist.ops.streaming import Placement
+
+        if not hasattr(source, "indptr") or not self.passes:
+            return parts
+        rows, shares = rows_of(source, self.name), shares_of(balance)
+        placement = Placement.of(parts, shares, rows)
+        settle(placement, rows, shares, self.passes)
+        return placement.parts
+
+
+def _metis(rows: "Rows", weights: Array, balance: Balance, imbalance: float, seed: int) -> Array:
+    """Run METIS on a graph of clusters whose weights are folded into one.
+
+    Args:
+        rows: The graph, symmetric, with weights.
+        weights: int64 (C, K).
+        balance: Shares of the parts, of which METIS sees equal ones.
+        imbalance: As METIS takes it.
+        seed: METIS's.
+
+    Returns:
+        int32 (C,).
+    """
+    folded = (weights / np.maximum(weights.sum(0), 1)).sum(1)
+    folded = np.maximum(1, np.rint(folded / folded.sum() * WEIGHT_UNITS)).astype(np.int64)
+    vectors = {
+        "indptr": rows.indptr,
+        "indices": rows.indices,
+        "edge_weight": rows.edge_weight,
+        "node_weight": folded,
+    }
+    with tempfile.TemporaryDirectory(prefix="gnn-dist-metis-") as name:
+        for vector, values in vectors.items():
+            with (Path(name) / f"{vector}.int64").open("wb") as file:
+                write_integers(file, np.asarray(values))
+        return run_metis(
+            Path(name),
+            len(weights),
+            len(balance.targets),
+            recursive=False,
+            options={"seed": seed, "ufactor": max(1, round(1000 * imbalance))},
+        )
