@@ -52,7 +52,8 @@ class Balance:
         limits = np.maximum(
             np.floor(shares * (1 + self.imbalance)), np.ceil(shares - 1e-9 * total) + heaviest
         )
-        return limits.astype(np.int64)
+        whole: Array = limits.astype(np.int64)
+        return whole
 
 
 def make_balance(
@@ -95,4 +96,5 @@ def _column(graph: Weighed, name: str) -> Array | None:
     mask = getattr(graph, f"{name}_mask", None)
     if mask is None:
         return None
-    return (mask if mask.ndim == 1 else mask[:, 0]).astype(np.int64)
+    column: Array = (mask if mask.ndim == 1 else mask[:, 0]).astype(np.int64)
+    return column

@@ -70,8 +70,8 @@ class Clusters:
         number = np.empty(self.num_clusters, np.int32)
         number[np.sort(order[num_small:])] = np.arange(self.num_clusters - num_small)
         number[small] = self.num_clusters - num_small + bundle
-        kept, number = np.unique(number, return_inverse=True)
-        return self.joined(number.astype(np.int32), len(kept))
+        kept, number_of_kept = np.unique(number, return_inverse=True)
+        return self.joined(number_of_kept.astype(np.int32), len(kept))
 
 
 def cluster_stream(

@@ -45,8 +45,8 @@ class Fennel(Restream):
         super().__post_init__()
         object.__setattr__(self, "strength", check_number("strength", self.strength, 0.0, 1e6))
 
-    def __call__(self, source: Source, num_parts: int) -> Partition:
+    def __call__(self, graph: Source, num_parts: int) -> Partition:
         """Return the partition."""
-        mean_degree = source.num_edges / max(1, source.num_nodes)
+        mean_degree = graph.num_edges / max(1, graph.num_nodes)
         penalty = self.strength * GAMMA * mean_degree / 2
-        return self.run(source, num_parts, rule="fennel", penalty=penalty)
+        return self.run(graph, num_parts, rule="fennel", penalty=penalty)

@@ -29,6 +29,6 @@ class Ldg(Restream):
 
     name: ClassVar[str] = "ldg"
 
-    def __call__(self, source: Source, num_parts: int) -> Partition:
+    def __call__(self, graph: Source, num_parts: int) -> Partition:
         """Return the partition."""
-        return self.run(source, num_parts, rule="ldg", penalty=0.0)
+        return self.run(graph, num_parts, rule="ldg", penalty=0.0)

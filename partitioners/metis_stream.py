@@ -1,4 +1,4 @@
-"""METIS for graphs that do not fit: it partitions a graph of clusters, made from a stream of edges."""
+"""METIS for graphs that do not fit: it partitions a graph of clusters made from a stream."""
 
 import tempfile
 from dataclasses import dataclass
@@ -84,25 +84,23 @@ class MetisStream:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def __call__(self, source: Source, num_parts: int) -> Partition:
+    def __call__(self, graph: Source, num_parts: int) -> Partition:
         """Return the partition."""
-        trivial = trivial_parts(source.num_nodes, num_parts)
+        trivial = trivial_parts(graph.num_nodes, num_parts)
         if trivial is not None:
             return Partition(trivial, num_parts)
-        counted = degrees(source)
-        balance = make_balance(
-            counted, num_parts, self.balance, self.imbalance, self.part_weights
-        )
-        most = min(MAX_CLUSTERS, -(-source.num_nodes // self.nodes_per_cluster))
+        counted = degrees(graph)
+        balance = make_balance(counted, num_parts, self.balance, self.imbalance, self.part_weights)
+        most = min(MAX_CLUSTERS, -(-graph.num_nodes // self.nodes_per_cluster))
         share = num_parts / most
         state, _ = cluster_stream(
-            source, counted, balance, share=2 * share, passes=self.cluster_passes
+            graph, counted, balance, share=2 * share, passes=self.cluster_passes
         )
         clusters = Clusters.of_state(state).bundled(most, state.limit[1:])
-        rows = cluster_graph(source, clusters, most_pairs=self.memory_limit // METIS_PAIR_BYTES)
+        rows = cluster_graph(graph, clusters, most_pairs=self.memory_limit // METIS_PAIR_BYTES)
         parts = self._partition_clusters(clusters, rows, balance, num_parts)[clusters.of]
-        parts = self._settled(source, parts, balance)
-        return finished(source, parts, num_parts, balance)
+        parts = self._settled(graph, parts, balance)
+        return finished(graph, parts, num_parts, balance)
 
     def _partition_clusters(
         self, clusters: Clusters, rows: "Rows", balance: Balance, num_parts: int

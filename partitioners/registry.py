@@ -10,10 +10,14 @@ from gnn_dist.errors import PartitionError, nearest
 from gnn_dist.graph import Graph
 from gnn_dist.partition import Partition
 from gnn_dist.partitioners.contiguous import Contiguous
+from gnn_dist.partitioners.fennel import Fennel
+from gnn_dist.partitioners.ldg import Ldg
 from gnn_dist.partitioners.metis import Metis
+from gnn_dist.partitioners.metis_stream import MetisStream
 from gnn_dist.partitioners.options import check_integer
 from gnn_dist.partitioners.protocol import Partitioner
 from gnn_dist.partitioners.random_hash import RandomHash
+from gnn_dist.partitioners.spring import Spring
 
 __all__ = ["available", "partition_graph"]
 
@@ -23,9 +27,17 @@ def available() -> dict[str, type[Partitioner]]:
 
     Example:
         >>> list(available())
-        ['contiguous', 'metis', 'random']
+        ['contiguous', 'fennel', 'ldg', 'metis', 'metis-stream', 'random', 'spring']
     """
-    algorithms: tuple[type[Partitioner], ...] = (Contiguous, Metis, RandomHash)
+    algorithms: tuple[type[Partitioner], ...] = (
+        Contiguous,
+        Fennel,
+        Ldg,
+        Metis,
+        MetisStream,
+        RandomHash,
+        Spring,
+    )
     return {algorithm.name: algorithm for algorithm in algorithms}
 
 

@@ -1,4 +1,4 @@
-"""What streaming partitioners read: rows of a graph, in memory or on disk, or edges in any order."""
+"""What streaming partitioners read: rows, in memory or on disk, or edges in any order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ def rows_of(source: Source, method: str) -> "Rows":
     """
     from gnn_dist.ops.streaming import Rows
 
-    if not hasattr(source, "indptr"):
+    if not isinstance(source, RowSource):
         raise PartitionError(
             f"method {method!r} must have edges grouped by destination, got a stream of "
             f"{source.num_edges} edges: group them first, or use --method spring"

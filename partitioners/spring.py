@@ -23,12 +23,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Spring:
-    """Cluster the edges as they come, merge clusters by their richest neighbours, pack the largest first.
+    """Cluster edges as they come, merge clusters by rich neighbours, pack the largest first.
 
     Source: X. Huang et al., "SDT-GNN: Streaming-based Distributed Training Framework for Graph
     Neural Networks", arXiv 2404.02300. Changed: clusters and parts are limited in every
-    constraint; merged clusters are looked at again; clusters are packed from the largest down, where
-    the published order let a part have twice its share.
+    constraint; merged clusters are looked at again; clusters are packed from the largest
+    down, where the published order let a part have twice its share.
 
     O(passes * E + N log N) time. Memory: 24 bytes a node, 16 more for each constraint, 12 while
     merging; none for an edge. Needs one more pass to count degrees.
@@ -53,8 +53,8 @@ class Spring:
     imbalance: float = 0.05
     part_weights: tuple[float, ...] = ()
     passes: int = 2
-    cluster_share: float = 0.25
-    merged_share: float = 0.5
+    cluster_share: float = 0.1
+    merged_share: float = 0.2
 
     def __post_init__(self) -> None:
         checked = {
@@ -67,21 +67,19 @@ class Spring:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def __call__(self, source: Source, num_parts: int) -> Partition:
+    def __call__(self, graph: Source, num_parts: int) -> Partition:
         """Return the partition."""
-        trivial = trivial_parts(source.num_nodes, num_parts)
+        trivial = trivial_parts(graph.num_nodes, num_parts)
         if trivial is not None:
             return Partition(trivial, num_parts)
-        counted = degrees(source)
-        balance = make_balance(
-            counted, num_parts, self.balance, self.imbalance, self.part_weights
-        )
+        counted = degrees(graph)
+        balance = make_balance(counted, num_parts, self.balance, self.imbalance, self.part_weights)
         state, richest = cluster_stream(
-            source, counted, balance, share=self.cluster_share, passes=self.passes
+            graph, counted, balance, share=self.cluster_share, passes=self.passes
         )
         clusters = merged(state, richest, balance, share=self.merged_share)
         parts = place_clusters(clusters, balance)
-        return finished(source, parts[clusters.of], num_parts, balance)
+        return finished(graph, parts[clusters.of], num_parts, balance)
 
 
 def place_clusters(clusters: Clusters, balance: Balance, rows: "Rows | None" = None) -> Array:

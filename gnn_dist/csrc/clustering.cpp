@@ -229,29 +229,40 @@ class Pairs {
  private:
   static uint64_t hash(int64_t key) { return mix(static_cast<uint64_t>(key) + kGolden); }
 
-  // Keeps the heavier half; among equals, those that a hash chooses.
+  static int64_t class_of(int32_t count) { return std::min<int64_t>(count, kMostCount); }
+
+  // Keeps the heavier ones, half of the table; among equals, those of the lowest hashes.
   void shrink() {
     std::vector<int64_t> with_count(kMostCount + 1);
     for (int64_t slot = 0; slot <= mask_; ++slot) {
-      if (keys_[slot] != kNone) ++with_count[std::min<int64_t>(counts_[slot], kMostCount)];
+      if (keys_[slot] != kNone) ++with_count[class_of(counts_[slot])];
     }
-    const int64_t wanted = (mask_ + 1) / 2;
-    int64_t last = kMostCount, heavier = 0;
-    while (last > 1 && heavier + with_count[last] <= wanted) heavier += with_count[last--];
-    const double share = static_cast<double>(wanted - heavier) /
-                         static_cast<double>(std::max<int64_t>(1, with_count[last]));
+    int64_t last = kMostCount, room = (mask_ + 1) / 2;
+    while (last > 1 && with_count[last] <= room) room -= with_count[last--];
+    const uint64_t bound = lowest_hashes(last, std::min(room, with_count[last]));
     std::vector<std::pair<int64_t, int32_t>> kept;
-    kept.reserve(wanted + wanted / 8);
+    kept.reserve((mask_ + 1) / 2);
     for (int64_t slot = 0; slot <= mask_; ++slot) {
       if (keys_[slot] == kNone) continue;
-      const int64_t count = std::min<int64_t>(counts_[slot], kMostCount);
-      const double draw = static_cast<double>(mix(hash(keys_[slot])) >> 11) * 0x1p-53;
-      const bool keep = count > last || (count == last && draw < share);
+      const int64_t count = class_of(counts_[slot]);
+      const bool keep = count > last || (count == last && hash(keys_[slot]) < bound);
       if (keep) kept.push_back({keys_[slot], counts_[slot]});
       keys_[slot] = kNone;
     }
     *used_ = 0;
     for (const auto& [key, count] : kept) add(key, count);
+  }
+  // What bounds the lowest hashes of pairs of a count, as many as there is room for.
+  uint64_t lowest_hashes(int64_t count, int64_t room) const {
+    std::vector<uint64_t> hashes;
+    for (int64_t slot = 0; slot <= mask_; ++slot) {
+      if (keys_[slot] != kNone && class_of(counts_[slot]) == count) {
+        hashes.push_back(hash(keys_[slot]));
+      }
+    }
+    if (room == static_cast<int64_t>(hashes.size())) return UINT64_MAX;
+    std::nth_element(hashes.begin(), hashes.begin() + room, hashes.end());
+    return hashes[room];
   }
 
   int64_t* keys_;

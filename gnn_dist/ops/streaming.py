@@ -100,7 +100,10 @@ class Placement:
             np.add.at(load, parts, weight)
         if rows is not None:
             kernels.add_pins(
-                *map(_tensor, (placement.pins, placement.parts, rows.indptr, rows.indices))
+                _optional(placement.pins),
+                _tensor(placement.parts),
+                _tensor(rows.indptr),
+                _tensor(rows.indices),
             )
         return placement
 
@@ -201,7 +204,7 @@ def count_ids(counts: Array, ids: Array) -> None:
     Raises:
         IndexError: An id is out of range.
     """
-    kernels.count_ids(_tensor(counts), _tensor(ids))
+    kernels.count_ids(_tensor(counts), _ids(ids))
 
 
 def cluster_edges(
@@ -222,7 +225,7 @@ def cluster_edges(
     """
     cluster, cluster_load, node_load, limit = map(_tensor, state)
     kernels.cluster_edges(
-        cluster, cluster_load, _optional(richest), _tensor(src), _tensor(dst), node_load, limit
+        cluster, cluster_load, _optional(richest), _ids(src), _ids(dst), node_load, limit
     )
 
 
@@ -258,16 +261,18 @@ def count_pairs(
     Raises:
         IndexError: An id or a cluster is out of range.
     """
-    kernels.count_pairs(
-        *map(_tensor, pairs), _tensor(src), _tensor(dst), _tensor(cluster), num_clusters
-    )
+    kernels.count_pairs(*map(_tensor, pairs), _ids(src), _ids(dst), _tensor(cluster), num_clusters)
 
 
-def _tensor(array: Array | None) -> Tensor:
+def _tensor(array: Array) -> Tensor:
     with warnings.catch_warnings():
         # Memory maps are often read-only, and only read here.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(np.asarray(array))
+
+
+def _ids(array: Array) -> Tensor:
+    return _tensor(np.ascontiguousarray(array))  # columns of a table of edges lie apart
 
 
 def _optional(array: Array | None) -> Tensor | None:
