@@ -63,7 +63,7 @@ class Clusters:
         size = (self.weights / np.maximum(limit, 1)).max(1)
         order = np.argsort(size, kind="stable")
         # Bundles of a mean size that takes the smaller clusters, up to half of `most` bundles.
-        num_small = min(self.num_clusters, excess + most // 2)
+        num_small = excess + max(1, most // 2)
         small = np.sort(order[:num_small])
         filled = np.cumsum(size[small] + 1e-12)
         bundle = (filled / filled[-1] * (num_small - excess) * (1 - 1e-9)).astype(np.int32)

@@ -13,8 +13,8 @@ from gnn_dist.partitioners.balance import Balance, make_balance
 from gnn_dist.partitioners.clusters import Clusters, cluster_graph, cluster_stream
 from gnn_dist.partitioners.metis_process import run_metis, write_integers
 from gnn_dist.partitioners.options import check_integer, check_number
-from gnn_dist.partitioners.restream import finished, settle, shares_of, trivial_parts
-from gnn_dist.partitioners.sources import Source, degrees, rows_of
+from gnn_dist.partitioners.restream import finished, relieved, settle, shares_of, trivial_parts
+from gnn_dist.partitioners.sources import Degrees, Source, degrees, rows_of
 
 if TYPE_CHECKING:
     from gnn_dist.ops.streaming import Rows
@@ -24,6 +24,7 @@ __all__ = ["MetisStream"]
 Array = NDArray[Any]
 
 MAX_CLUSTERS = 1 << 21
+FEW_NODES = 1024  # as few are not clustered
 METIS_PAIR_BYTES = 300  # what METIS needs for a pair of neighbours, both directions, and a margin
 WEIGHT_UNITS = 1 << 24  # the sum of weights that METIS sees
 
@@ -56,7 +57,7 @@ class MetisStream:
         >>> from gnn_dist.graph import graph_from_edges
         >>> graph = graph_from_edges([0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3], symmetrize=True)
         >>> MetisStream()(graph, 2).assignment.tolist()
-        [0, 0, 0, 1, 1, 1]
+        [1, 1, 1, 0, 0, 0]
     """
 
     name: ClassVar[str] = "metis-stream"
@@ -91,16 +92,20 @@ class MetisStream:
             return Partition(trivial, num_parts)
         counted = degrees(graph)
         balance = make_balance(counted, num_parts, self.balance, self.imbalance, self.part_weights)
-        most = min(MAX_CLUSTERS, -(-graph.num_nodes // self.nodes_per_cluster))
-        share = num_parts / most
+        most = self._most_clusters(graph.num_nodes)
+        passes = self.cluster_passes if most < graph.num_nodes else 0
         state, _ = cluster_stream(
-            graph, counted, balance, share=2 * share, passes=self.cluster_passes
+            graph, counted, balance, share=2 * num_parts / most, passes=passes
         )
         clusters = Clusters.of_state(state).bundled(most, state.limit[1:])
         rows = cluster_graph(graph, clusters, most_pairs=self.memory_limit // METIS_PAIR_BYTES)
         parts = self._partition_clusters(clusters, rows, balance, num_parts)[clusters.of]
-        parts = self._settled(graph, parts, balance)
+        parts = self._settled(graph, parts, balance, counted)
         return finished(graph, parts, num_parts, balance)
+
+    def _most_clusters(self, num_nodes: int) -> int:
+        wanted = max(num_nodes // self.nodes_per_cluster, min(num_nodes, FEW_NODES))
+        return min(MAX_CLUSTERS, wanted)
 
     def _partition_clusters(
         self, clusters: Clusters, rows: "Rows", balance: Balance, num_parts: int
@@ -117,12 +122,13 @@ class MetisStream:
         settle(placement, rows, shares, 3)
         return placement.parts
 
-    def _settled(self, source: Source, parts: Array, balance: Balance) -> Array:
+    def _settled(self, source: Source, parts: Array, balance: Balance, counted: Degrees) -> Array:
         from gnn_dist.ops.streaming import Placement
 
+        shares = shares_of(balance)
         if not hasattr(source, "indptr") or not self.passes:
-            return parts
-        rows, shares = rows_of(source, self.name), shares_of(balance)
+            return relieved(parts, shares, counted.degree)
+        rows = rows_of(source, self.name)
         placement = Placement.of(parts, shares, rows)
         settle(placement, rows, shares, self.passes)
         return placement.parts

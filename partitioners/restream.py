@@ -19,7 +19,7 @@ from gnn_dist.partitioners.sources import Source, rows_of
 if TYPE_CHECKING:
     from gnn_dist.ops.streaming import Placement, Rows, Shares
 
-__all__ = ["Restream", "finished", "settle", "shares_of", "trivial_parts"]
+__all__ = ["Restream", "finished", "relieved", "settle", "shares_of", "trivial_parts"]
 
 Array = NDArray[Any]
 
@@ -27,6 +27,8 @@ OBJECTIVES = ("auto", "halo", "neighbours")
 ORDERS = ("id", "random")
 MOST_PIN_BYTES = 4 << 30  # where `auto` goes from the halo to neighbours
 MOST_PASSES = 1000
+RELIEFS = 3  # what leaves a part for one constraint may fill another in a second
+SETTLE_PENALTY = 1e-3  # less than any gain: of parts of equal gain, the emptier is chosen
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,36 @@ def shares_of(balance: Balance) -> "Shares":
 
 
 def settle(placement: "Placement", rows: "Rows", shares: "Shares", passes: int) -> None:
-    """Move nodes to where they score best, with all others in place and no wish for even parts."""
+    """Move nodes to where they gain most, with all others in place, until no node moves."""
     from gnn_dist.ops.streaming import place_nodes
 
     for _ in range(passes):
         before = placement.parts.copy()
-        place_nodes(placement, rows, shares, rule="fennel", filling=False)
+        place_nodes(placement, rows, shares, rule="fennel", filling=False, penalty=SETTLE_PENALTY)
         if np.array_equal(before, placement.parts):
             return
+
+
+def relieved(parts: Array, shares: "Shares", degree: Array) -> Array:
+    """Return an assignment from whose overfull parts nodes were moved, those of low degree first.
+
+    Args:
+        parts: int32 (N,).
+        shares: Weights and limits.
+        degree: int64 (N,).
+    """
+    from gnn_dist.ops.streaming import Placement, Rows, place_nodes
+
+    placement = Placement.of(parts, shares, None)
+    no_edges = Rows(np.zeros(len(parts) + 1, np.int64), np.zeros(0, np.int32))
+    for _ in range(RELIEFS):
+        overfull = np.any(placement.loads > shares.limits, axis=1)
+        there = np.flatnonzero(overfull[placement.parts])
+        if not len(there):
+            break
+        order = there[np.argsort(degree[there], kind="stable")]
+        place_nodes(placement, no_edges, shares, rule="ldg", filling=False, order=order)
+    return placement.parts
 
 
 def finished(source: Source, parts: Array, num_parts: int, balance: Balance) -> Partition:

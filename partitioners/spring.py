@@ -10,7 +10,7 @@ from gnn_dist.partition import Partition
 from gnn_dist.partitioners.balance import Balance, make_balance
 from gnn_dist.partitioners.clusters import Clusters, cluster_stream, merged
 from gnn_dist.partitioners.options import check_integer, check_number
-from gnn_dist.partitioners.restream import finished, shares_of, trivial_parts
+from gnn_dist.partitioners.restream import finished, relieved, shares_of, trivial_parts
 from gnn_dist.partitioners.sources import Source, degrees
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ class Spring:
     Source: X. Huang et al., "SDT-GNN: Streaming-based Distributed Training Framework for Graph
     Neural Networks", arXiv 2404.02300. Changed: clusters and parts are limited in every
     constraint; merged clusters are looked at again; clusters are packed from the largest
-    down, where the published order let a part have twice its share.
+    down, where the published order let a part have twice its share, and nodes of the lowest degree
+    are moved out of parts that are still too full.
 
     O(passes * E + N log N) time. Memory: 24 bytes a node, 16 more for each constraint, 12 while
     merging; none for an edge. Needs one more pass to count degrees.
@@ -44,7 +45,7 @@ class Spring:
     Example:
         >>> from gnn_dist.graph import graph_from_edges
         >>> graph = graph_from_edges([0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3], symmetrize=True)
-        >>> Spring()(graph, 2).assignment.tolist()
+        >>> Spring(cluster_share=1.0, merged_share=1.0)(graph, 2).assignment.tolist()
         [0, 0, 0, 1, 1, 1]
     """
 
@@ -78,8 +79,9 @@ class Spring:
             graph, counted, balance, share=self.cluster_share, passes=self.passes
         )
         clusters = merged(state, richest, balance, share=self.merged_share)
-        parts = place_clusters(clusters, balance)
-        return finished(graph, parts[clusters.of], num_parts, balance)
+        parts = place_clusters(clusters, balance)[clusters.of]
+        parts = relieved(parts, shares_of(balance), counted.degree)
+        return finished(graph, parts, num_parts, balance)
 
 
 def place_clusters(clusters: Clusters, balance: Balance, rows: "Rows | None" = None) -> Array:

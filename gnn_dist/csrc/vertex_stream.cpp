@@ -17,6 +17,7 @@ constexpr int64_t kRowsAhead = 24;        // rows between asking for their entri
 constexpr int64_t kEntriesAhead = 48;     // entries between asking for a source's state and use
 constexpr int64_t kBytesPerWord = 8;      // pins of eight parts are counted in one word
 constexpr int64_t kMostPins = 255;        // a count that has reached this is never lowered
+constexpr double kMostLevel = 1e30;       // where nothing limits it
 constexpr int64_t kWordAdds = 255;        // after as many additions a byte of a sum may be full
 constexpr uint64_t kLow = 0x0101010101010101, kLow7 = 0x7f7f7f7f7f7f7f7f;
 
@@ -44,10 +45,14 @@ inline uint64_t nonzero_bytes(uint64_t word) {
   return ((((word & kLow7) + kLow7) | word) >> 7) & kLow;
 }
 
-// What parts hold. A part's limit in a constraint is the caller's in passes over a whole
-// assignment. While parts fill, it is lower by the share of the target that has not come yet:
-// parts that grew unevenly, one with many small nodes and one with few large ones, would in the
-// end have no room for what is left.
+// What parts hold, and their limits. In passes over a whole assignment these are the caller's.
+//
+// While parts fill, a part may grow ahead of the others, but not in one constraint alone: parts of
+// which one has many small nodes and one has few large ones would in the end have no room for what
+// is left. What has been seen of a constraint, as a share of all of it, times the target is what a
+// part would hold if all grew together. A part's level is how many times that it holds of the
+// constraint of which it has the least; of the others it may hold as much, and the slack that it
+// has in the end.
 class Loads {
  public:
   Loads(const StreamCall& call, bool filling)
@@ -56,6 +61,7 @@ class Loads {
         fullness_(call.num_parts),
         total_(call.num_constraints),
         seen_(call.num_constraints),
+        share_(call.num_constraints),
         filling_(filling) {
     const int64_t columns = call.num_constraints;
     for (int64_t i = 0; i < call.num_parts * columns; ++i) {
@@ -76,17 +82,12 @@ class Loads {
   // A node is about to be placed: limits rise by its share.
   void see(const int64_t* weight) {
     if (!filling_) return;
-    const int64_t columns = call_.num_constraints;
-    for (int64_t k = 0; k < columns; ++k) {
-      if (weight[k] == 0) continue;
+    for (int64_t k = 0; k < call_.num_constraints; ++k) {
+      if (total_[k] == 0) continue;
       seen_[k] += weight[k];
-      const double rest =
-          static_cast<double>(total_[k] - seen_[k]) / static_cast<double>(total_[k]);
-      for (int64_t q = 0; q < call_.num_parts; ++q) {
-        const int64_t at = q * columns + k;
-        limits_[at] = static_cast<double>(call_.limits[at]) - rest * call_.targets[at];
-      }
+      share_[k] = static_cast<double>(seen_[k]) / static_cast<double>(total_[k]);
     }
+    for (int64_t q = 0; q < call_.num_parts; ++q) set_limits(q);
   }
   // By how much a node would add to what is above limits, in parts of the targets.
   double overflow(int64_t part, const int64_t* weight) const {
@@ -101,6 +102,21 @@ class Loads {
   }
 
  private:
+  void set_limits(int64_t part) {
+    const int64_t first = part * call_.num_constraints;
+    double level = kMostLevel;
+    for (int64_t k = 0; k < call_.num_constraints; ++k) {
+      if (share_[k] <= 0) continue;
+      const double load = static_cast<double>(call_.loads[first + k]);
+      level = std::min(level, load / (share_[k] * call_.targets[first + k]));
+    }
+    level = std::max(level, 1.0);
+    for (int64_t k = 0; k < call_.num_constraints; ++k) {
+      const double limit = static_cast<double>(call_.limits[first + k]);
+      const double target = call_.targets[first + k];
+      limits_[first + k] = std::min(limit, level * share_[k] * target + (limit - target));
+    }
+  }
   // The fullest constraint of a part: of its limits, for ldg, or of its targets.
   double fullness(int64_t part) const {
     const int64_t first = part * call_.num_constraints;
@@ -117,6 +133,7 @@ class Loads {
   const StreamCall& call_;
   std::vector<double> limits_, fullness_;
   std::vector<int64_t> total_, seen_;
+  std::vector<double> share_;
   bool filling_;
 };
 

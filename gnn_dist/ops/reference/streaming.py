@@ -20,7 +20,7 @@ MOST_PINS = 255  # a count that has reached this is never lowered
 
 @dataclass
 class _Loads:
-    """What parts hold, and their limits, which rise while parts fill."""
+    """What parts hold, and their limits, which rise while parts fill (see `vertex_stream.cpp`)."""
 
     loads: list[list[int]]
     limits: list[list[int]]
@@ -42,12 +42,16 @@ class _Loads:
         if self.total is None:
             return
         for k, w in enumerate(weight):
-            if w == 0:
-                continue
-            self.seen[k] += w
-            rest = float(self.total[k] - self.seen[k]) / float(self.total[k])
-            for now, limit, target in zip(self.now, self.limits, self.targets, strict=True):
-                now[k] = float(limit[k]) - rest * target[k]
+            if self.total[k]:
+                self.seen[k] += w
+        shares = [
+            float(s) / float(t) if t else 0.0 for s, t in zip(self.seen, self.total, strict=True)
+        ]
+        for q, (limits, targets) in enumerate(zip(self.limits, self.targets, strict=True)):
+            filled = zip(self.loads[q], shares, targets, strict=True)
+            level = max(1.0, min([1e30, *(float(a) / (s * t) for a, s, t in filled if s > 0)]))
+            bounds = zip(limits, shares, targets, strict=True)
+            self.now[q] = [min(float(a), level * s * t + (float(a) - t)) for a, s, t in bounds]
 
     def overflow(self, part: int, weight: list[int]) -> float:
         above = 0.0
