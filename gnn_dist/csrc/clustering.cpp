@@ -65,19 +65,19 @@ void with_edges(const Tensor& src, const Tensor& dst, int64_t num_nodes, const F
   }
 }
 
-// Calls f(u, v) for each edge, having asked for the state of ends and of their clusters before.
-template <class Index, class Load, class F>
-void for_each_edge(const Edges<Index>& edges, const int32_t* cluster, const Load& ask_for_cluster,
-                   const F& f) {
+// Calls f(u, v) for each edge; before that ask_for_nodes(u, v), which may ask for the state of ends,
+// and later ask_for_clusters(u, v), which may read it to ask for what it points to.
+template <class Index, class Nodes, class Pointed, class F>
+void for_each_edge(const Edges<Index>& edges, const Nodes& ask_for_nodes,
+                   const Pointed& ask_for_clusters, const F& f) {
   for (int64_t e = 0; e < edges.size; ++e) {
     if (e + kNodeAhead < edges.size) {
       const auto [u, v] = edges[e + kNodeAhead];
-      __builtin_prefetch(cluster + u, 1);
-      __builtin_prefetch(cluster + v, 1);
+      ask_for_nodes(u, v);
     }
     if (e + kClusterAhead < edges.size) {
       const auto [u, v] = edges[e + kClusterAhead];
-      ask_for_cluster(cluster[u], cluster[v]);
+      ask_for_clusters(u, v);
     }
     const auto [u, v] = edges[e];
     f(u, v);
@@ -307,13 +307,25 @@ void cluster_edges(Tensor cluster, Tensor cluster_load, OptionalTensor richest, 
   }
   const int64_t columns = clusters.columns;
   const auto degree = [&](int64_t v) { return clusters.node[v * columns]; };
-  const auto ask = [&](int64_t a, int64_t b) {
-    if (a < 0 || a >= clusters.num_nodes || b < 0 || b >= clusters.num_nodes) return;
-    __builtin_prefetch(clusters.load + a * columns, 1);
-    __builtin_prefetch(clusters.load + b * columns, 1);
+  const auto is_node = [&](int64_t i) { return i >= 0 && i < clusters.num_nodes; };
+  const auto ask_for_nodes = [&](int64_t u, int64_t v) {
+    for (const int64_t i : {u, v}) {
+      __builtin_prefetch(clusters.of + i, 1);
+      __builtin_prefetch(clusters.node + i * columns);
+      __builtin_prefetch(clusters.node + (i + 1) * columns - 1);
+    }
+    if (rich != nullptr) __builtin_prefetch(rich + v, 1);
+  };
+  const auto ask_for_clusters = [&](int64_t u, int64_t v) {
+    for (const int64_t c : {clusters.of[u], clusters.of[v]}) {
+      if (!is_node(c)) continue;  // refused when its turn comes
+      __builtin_prefetch(clusters.load + c * columns, 1);
+      __builtin_prefetch(clusters.load + (c + 1) * columns - 1, 1);
+    }
+    if (rich != nullptr && is_node(rich[v])) __builtin_prefetch(clusters.node + rich[v] * columns);
   };
   with_edges(src, dst, clusters.num_nodes, [&](const auto& edges) {
-    for_each_edge(edges, clusters.of, ask, [&](int64_t u, int64_t v) {
+    for_each_edge(edges, ask_for_nodes, ask_for_clusters, [&](int64_t u, int64_t v) {
       if (u == v) return;
       clusters.join(u, v);
       if (rich == nullptr) return;
@@ -355,11 +367,15 @@ void count_pairs(Tensor keys, Tensor counts, Tensor used, Tensor src, Tensor dst
   const auto key = [&](int64_t a, int64_t b) {
     return std::min(a, b) * num_clusters + std::max(a, b);
   };
-  const auto ask = [&](int64_t a, int64_t b) {
-    if (a != b) pairs.ask_for(key(a, b));  // any key has a home
+  const auto ask_for_nodes = [&](int64_t u, int64_t v) {
+    __builtin_prefetch(of + u);
+    __builtin_prefetch(of + v);
+  };
+  const auto ask_for_pair = [&](int64_t u, int64_t v) {
+    if (of[u] != of[v]) pairs.ask_for(key(of[u], of[v]));  // any key has a home
   };
   with_edges(src, dst, num_nodes, [&](const auto& edges) {
-    for_each_edge(edges, of, ask, [&](int64_t u, int64_t v) {
+    for_each_edge(edges, ask_for_nodes, ask_for_pair, [&](int64_t u, int64_t v) {
       check_cluster(of[u]);
       check_cluster(of[v]);
       if (of[u] != of[v]) pairs.add(key(of[u], of[v]), 1);
