@@ -204,6 +204,13 @@ def test_halo_objective_and_passes_pay():
     assert rf(objective="halo", passes=6) < rf(objective="halo", passes=1)
 
 
+def test_halo_is_the_objective_where_its_table_is_small():
+    assert Fennel().counts_pins(2**29, 8)
+    assert not Fennel().counts_pins(2**29 + 1, 8)
+    assert Fennel(objective="halo").counts_pins(2**40, 8)
+    assert not Ldg(objective="neighbours").counts_pins(10, 2)
+
+
 def test_readers_count_in_directed_graphs():
     # Nodes 6..11 read 0..5 in two groups, while 0..5 read nothing: where the readers' earlier
     # sources went is known from pins alone.

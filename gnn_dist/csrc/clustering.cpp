@@ -65,8 +65,8 @@ void with_edges(const Tensor& src, const Tensor& dst, int64_t num_nodes, const F
   }
 }
 
-// Calls f(u, v) for each edge; before that ask_for_nodes(u, v), which may ask for the state of ends,
-// and later ask_for_clusters(u, v), which may read it to ask for what it points to.
+// Calls f(u, v) for each edge. Before that it calls ask_for_nodes(u, v), to ask for the state of
+// ends, and then ask_for_clusters(u, v), which may read that state to ask for what it points to.
 template <class Index, class Nodes, class Pointed, class F>
 void for_each_edge(const Edges<Index>& edges, const Nodes& ask_for_nodes,
                    const Pointed& ask_for_clusters, const F& f) {

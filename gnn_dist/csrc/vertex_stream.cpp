@@ -345,7 +345,8 @@ void set_pins(StreamCall& call, const OptionalTensor& pins) {
   call.pins = table<uint8_t>(*pins, ScalarType::Byte, call.num_nodes, call.stride, "pins");
 }
 
-void set_optional(StreamCall& call, const OptionalTensor& edge_weight, const OptionalTensor& order) {
+void set_optional(StreamCall& call, const OptionalTensor& edge_weight,
+                  const OptionalTensor& order) {
   call.edge_weight = nullptr;
   if (edge_weight.has_value()) {
     check(call.pins == nullptr, "edge_weight does not go with pins");
