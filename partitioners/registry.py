@@ -10,24 +10,38 @@ from gnn_dist.errors import PartitionError, nearest
 from gnn_dist.graph import Graph
 from gnn_dist.partition import Partition
 from gnn_dist.partitioners.contiguous import Contiguous
+from gnn_dist.partitioners.fennel import Fennel
+from gnn_dist.partitioners.ldg import Ldg
 from gnn_dist.partitioners.metis import Metis
+from gnn_dist.partitioners.metis_stream import MetisStream
 from gnn_dist.partitioners.mtkahypar import MtKaHyPar
 from gnn_dist.partitioners.options import check_integer
 from gnn_dist.partitioners.protocol import Partitioner
 from gnn_dist.partitioners.random_hash import RandomHash
+from gnn_dist.partitioners.spring import Spring
 
 __all__ = ["available", "partition_graph"]
+
+ALGORITHMS: tuple[type[Partitioner], ...] = (
+    Contiguous,
+    Fennel,
+    Ldg,
+    Metis,
+    MetisStream,
+    MtKaHyPar,
+    RandomHash,
+    Spring,
+)
 
 
 def available() -> dict[str, type[Partitioner]]:
     """Return the partitioners by the name that `--method` takes, in alphabetical order.
 
     Example:
-        >>> list(available())
-        ['contiguous', 'metis', 'mtkahypar', 'random']
+        >>> available()["metis"].__name__
+        'Metis'
     """
-    algorithms: tuple[type[Partitioner], ...] = (Contiguous, Metis, MtKaHyPar, RandomHash)
-    return {algorithm.name: algorithm for algorithm in algorithms}
+    return {algorithm.name: algorithm for algorithm in sorted(ALGORITHMS, key=lambda a: a.name)}
 
 
 def partition_graph(

@@ -1,6 +1,7 @@
 """What every registered partitioner promises, on every kind of graph."""
 
 import doctest
+import pkgutil
 from dataclasses import FrozenInstanceError, fields
 from importlib import import_module
 
@@ -10,6 +11,7 @@ from awkward import AWKWARD, awkward_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gnn_dist import partitioners
 from gnn_dist.graph import MASK_NAMES, graph_fields, graph_from_edges
 from gnn_dist.partitioners import available, partition_graph
 from gnn_dist.partitioners.mtkahypar import has_mtkahypar
@@ -20,18 +22,9 @@ BALANCED = [
     for name, a in available().items()
     if name in METHODS and "balance" in {f.name for f in fields(a)}
 ]
-IN_CHILD = {"metis", "mtkahypar"}
-MODULES = [
-    "adjacency",
-    "balance",
-    "balanced",
-    "contiguous",
-    "metis",
-    "protocol",
-    "random_hash",
-    "registry",
-    "repair",
-]
+IN_CHILD = {"metis", "metis-stream", "mtkahypar"}
+MODULES = [module.name for module in pkgutil.iter_modules(partitioners.__path__)]
+MODULES = [name for name in MODULES if not name.startswith("_")]
 
 
 def freeze(graph):

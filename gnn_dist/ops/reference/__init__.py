@@ -5,6 +5,7 @@ Arguments are those of the operators in `csrc/`, raw tensors. Nothing here is di
 
 from gnn_dist.ops.reference import (
     attention,
+    clustering,
     dot_attention,
     draws,
     edge_softmax,
@@ -16,11 +17,13 @@ from gnn_dist.ops.reference import (
     sampling,
     sddmm,
     spmm,
+    streaming,
     structure,
 )
 
 __all__ = [
     "attention",
+    "clustering",
     "dot_attention",
     "draws",
     "edge_softmax",
@@ -32,5 +35,6 @@ __all__ = [
     "sampling",
     "sddmm",
     "spmm",
+    "streaming",
     "structure",
 ]
