@@ -78,6 +78,9 @@ int64_t hdrf_part(const EdgeStreamView& view, double weight, const Loads& loads,
   };
   // Parts that hold the same ends differ by load alone, so the least loaded of them stands for all.
   consider(loads.least_of([&](int64_t w) { return of_u[w] & of_v[w] & loads.open(w); }, start));
+  // Mostly no part of one end alone, however empty, can match that.
+  const double most_room = (most - static_cast<double>(loads.least())) / spread;
+  if (best_score > std::max(gain_u, gain_v) + weight * most_room) return best;
   consider(loads.least_of([&](int64_t w) { return of_u[w] & ~of_v[w] & loads.open(w); }, start));
   consider(loads.least_of([&](int64_t w) { return of_v[w] & ~of_u[w] & loads.open(w); }, start));
   consider(loads.least_of_all(start));

@@ -69,8 +69,8 @@ def choose_roots(clones: Tensor, train: Tensor | None, *, num_parts: int, seed: 
     """Choose one of each node's clones as its root, so that parts have equally much to do.
 
     Nodes with few clones come first. Each takes the clone that raises the sum of squares of three
-    costs of the parts, relative to their means, least: roots, roots that train, and other clones
-    that roots have to hear from. O(N RF) time a sweep, 8 bytes a node.
+    costs of the parts, relative to their means, least: roots, roots that train, and (with a weight
+    of 1/16) other clones that roots have to hear from. O(N RF) time a sweep, 8 bytes a node.
 
     Args:
         clones: int64 (N, ceil(P / 64)), as `clone_table` makes them. A node without any gets one.

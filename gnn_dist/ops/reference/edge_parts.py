@@ -25,6 +25,7 @@ __all__ = [
 
 MASK = 2**64 - 1
 MOST_INT32 = 2**31 - 1
+ROOT_WEIGHTS = (1.0, 1.0, 0.0625)  # of roots, roots that train, and clones that send to them
 
 
 def _nothing(*_: object) -> None:
@@ -344,8 +345,9 @@ def choose_roots(
     """Choose one clone of each node as its root so that parts have equally much to do.
 
     Greedy: nodes with few clones first, each takes the clone that raises the sum over parts of the
-    squares of three relative costs least: roots, roots that train, other clones of roots. Further
-    sweeps choose again. A node without clones comes last, may go anywhere, and gets a clone there.
+    squares of three relative costs least: roots, roots that train, and (with less weight) other
+    clones of roots. Further sweeps choose again. A node without clones comes last, may
+    go anywhere, and gets a clone there.
 
     Args:
         clones: int64 (N, ceil(P / 64)).
@@ -362,7 +364,7 @@ def choose_roots(
     mask = [False] * len(held) if train is None else train.tolist()
     costs = [(1, int(t), max(1, len(h)) - 1) for t, h in zip(mask, held, strict=True)]
     shares = [float(sum(c[k] for c in costs)) / num_parts for k in range(3)]
-    scale = [1 / (s * s) if s > 0 else 0.0 for s in shares]
+    scale = [w / (s * s) if s > 0 else 0.0 for w, s in zip(ROOT_WEIGHTS, shares, strict=True)]
     ring = 1
     while ring < num_parts:
         ring *= 2
