@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnn_dist.edge_partition import EdgePartition
+from gnn_dist.errors import PartitionError
 from gnn_dist.graph import Graph, edge_chunks
 
 if TYPE_CHECKING:
@@ -71,14 +72,24 @@ class VertexCutStream:
     parts: "Tensor"
 
     def chunks(self) -> Iterator[EdgeChunk]:
-        """Go through the edges once."""
-        first = 0
+        """Go through the edges once.
+
+        Raises:
+            PartitionError: There are more or fewer edges than the source says.
+        """
+        first, num_edges = 0, self.source.num_edges
         for src, dst in _tensor_chunks(self.source):
-            yield EdgeChunk(first, src, dst, self.parts[first : first + src.numel()])
-            first += src.numel()
+            last = first + src.numel()
+            if last <= num_edges:
+                yield EdgeChunk(first, src, dst, self.parts[first:last])
+            first = last
+        if first != num_edges:
+            raise PartitionError(
+                f"a pass over the edges must yield num_edges={num_edges} of them, got {first}"
+            )
 
     def finish(self) -> EdgePartition:
-        """Choose the roots and return the partition. Notes hubs and crowding."""
+        """Choose the roots and return the partition."""
         import torch
 
         from gnn_dist.ops.edge_parts import choose_roots

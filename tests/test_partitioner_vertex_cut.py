@@ -136,6 +136,14 @@ def test_a_stream_is_partitioned_like_its_graph(algorithm):
     assert np.array_equal(of_graph.root, of_stream.root)
 
 
+@pytest.mark.parametrize("wrong", [399, 401, 10])
+def test_a_stream_of_another_length_is_refused(wrong):
+    stream = Stream(multigraph(1, 60, 400).replace(train_mask=None))
+    told, stream.num_edges = stream.num_edges, wrong
+    with pytest.raises(PartitionError, match=f"num_edges={wrong} of them, got {told}"):
+        Libra(imbalance=10)(stream, 5)
+
+
 @pytest.mark.parametrize("algorithm", [Libra(), Hdrf(), Dbh(), TwoPhase()])
 def test_blocks_of_rows_do_not_matter(algorithm, monkeypatch):
     graph = multigraph(2, 60, 400)
