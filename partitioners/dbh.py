@@ -20,7 +20,7 @@ class Dbh:
     a node with many self-loops keeps all of them in one part.
 
     Source: C. Xie, L. Yan, W. Li, Z. Zhang, "Distributed Power-law Graph Computing: Theoretical and
-    Empirical Analysis", NIPS 2014, section 3.2. Two passes (degrees, assignment) of O(E) time;
+    Empirical Analysis", NIPS 2014. Two passes (degrees, assignment) of O(E) time;
     (4 + P / 8) bytes a node, and 4 an edge for the result.
 
     Attributes:

@@ -24,7 +24,7 @@ class Hdrf:
     the whole stream, counted in a pass before, where the paper takes those seen so far.
 
     Source: F. Petroni, L. Querzoni, K. Daudjee, S. Kamali, G. Iacoboni, "HDRF: Stream-Based
-    Partitioning for Power-Law Graphs", CIKM 2015, section 4. Two passes of O(E RF) time, since of
+    Partitioning for Power-Law Graphs", CIKM 2015. Two passes of O(E RF) time, since of
     the parts that hold the same ends the least loaded stands for all; (4 + P / 8) bytes a node, and
     4 an edge for the result.
 

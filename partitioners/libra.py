@@ -21,7 +21,7 @@ class Libra:
 
     Source: C. Xie, W. Li, Z. Zhang, "S-PowerGraph: Streaming Graph Partitioning for Natural Graphs
     by Vertex-Cut", arXiv:1511.02586; as used in V. Md et al., "DistGNN: Scalable Distributed
-    Training for Large-Scale Graph Neural Networks", arXiv:2104.06700, section 5. Two passes
+    Training for Large-Scale Graph Neural Networks", arXiv:2104.06700. Two passes
     (degrees, assignment) of O(E RF) time; (4 + P / 8) bytes a node, and 4 an edge for the result.
 
     Attributes:

@@ -38,14 +38,14 @@ class TwoPhase:
     hashes such edges.
 
     Source: R. Mayer, K. Orujzade, H.-A. Jacobsen, "Out-of-Core Edge Partitioning at Linear
-    Run-Time", arXiv:2203.12721, algorithms 1 and 2. 3 + `passes` passes of O(E) time;
+    Run-Time", arXiv:2203.12721. 3 + `passes` passes of O(E) time;
     (32 + P / 8) bytes a node, and 4 an edge for the result.
 
     Attributes:
         passes: How often the clustering goes through the stream.
-        cluster_share: The largest cluster, as a fraction of a part's share. With 1, the paper's
-            limit, few large clusters fill the parts: on six graphs, P = 4 and 16, replication was
-            higher by 2 % to 21 % than with 0.25, and roots and clones less balanced.
+        cluster_share: The largest cluster, as a fraction of a part's share. With 1, few large
+            clusters fill the parts: on cora, debian, facebook-pages and tolokers, P = 4 and 16,
+            replication was higher by 2 % to 26 % than with 0.25.
         imbalance: How far a part may be above the mean number of edges, as a fraction.
         seed: Of what ties are broken by.
 
