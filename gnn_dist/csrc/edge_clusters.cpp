@@ -19,7 +19,9 @@ double home_score(const EdgeStreamView& view, const Homes& homes, int64_t u, int
   const auto volume_u = static_cast<double>(homes.volume[u]);
   const auto volume_v = static_cast<double>(homes.volume[v]);
   const double volumes = std::max(1.0, volume_u + volume_v);
-  const auto has = [&](int64_t node) { return view.clones.row(node)[part / 64] >> (part % 64) & 1; };
+  const auto has = [&](int64_t node) {
+    return view.clones.row(node)[part / 64] >> (part % 64) & 1;
+  };
   double score = 0;
   if (has(u)) score += 1 + (1 - degree_u / degrees);
   if (has(v)) score += 1 + (1 - degree_v / degrees);
