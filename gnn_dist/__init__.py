@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Block": "gnn_dist.halo.block",
+    "EdgePartition": "gnn_dist.edge_partition",
     "Graph": "gnn_dist.graph",
     "Partition": "gnn_dist.partition",
     "Shard": "gnn_dist.shard.shard",

@@ -183,7 +183,7 @@ class PartitionQuality:
         counts = {"nodes": self.num_nodes, "edges": self.num_edges}
         if self.num_train is not None:
             counts["train"] = self.num_train
-        return {name: _max_over_mean(values) for name, values in counts.items()}
+        return {name: max_over_mean(values) for name, values in counts.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, `balance` included."""
@@ -243,6 +243,6 @@ def _count_edges(graph: Graph, partition: Partition) -> tuple[list[int], list[in
     return num_edges, num_halo, edge_cut
 
 
-def _max_over_mean(values: list[int]) -> float:
+def max_over_mean(values: list[int]) -> float:
     total = sum(values)
     return max(values) * len(values) / total if total else 1.0

@@ -1,4 +1,4 @@
-"""Partitioners: algorithms that decide which part each node belongs to.
+"""Partitioners: algorithms that decide which part each node, or each edge, belongs to.
 
 One file per algorithm, each a frozen dataclass of options behind the `Partitioner` protocol.
 `partition_graph` is the way in: it checks the input and the result.
@@ -11,18 +11,27 @@ if __name__ != "gnn_dist.partitioners":
     )
 
 from gnn_dist.partitioners.contiguous import Contiguous
+from gnn_dist.partitioners.dbh import Dbh
+from gnn_dist.partitioners.hdrf import Hdrf
+from gnn_dist.partitioners.libra import Libra
 from gnn_dist.partitioners.metis import Metis
 from gnn_dist.partitioners.mtkahypar import MtKaHyPar
-from gnn_dist.partitioners.protocol import Partitioner
+from gnn_dist.partitioners.protocol import EdgePartitioner, Partitioner
 from gnn_dist.partitioners.random_hash import RandomHash
 from gnn_dist.partitioners.registry import available, partition_graph
+from gnn_dist.partitioners.two_phase import TwoPhase
 
 __all__ = [
     "Contiguous",
+    "Dbh",
+    "EdgePartitioner",
+    "Hdrf",
+    "Libra",
     "Metis",
     "MtKaHyPar",
     "Partitioner",
     "RandomHash",
+    "TwoPhase",
     "available",
     "partition_graph",
 ]

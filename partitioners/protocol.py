@@ -1,12 +1,13 @@
-"""What a partitioner is."""
+"""What a partitioner is: one that assigns nodes, or one that assigns edges."""
 
 from dataclasses import Field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from gnn_dist.edge_partition import EdgePartition
 from gnn_dist.graph import Graph
 from gnn_dist.partition import Partition
 
-__all__ = ["Partitioner"]
+__all__ = ["EdgePartitioner", "Partitioner"]
 
 
 @runtime_checkable
@@ -46,4 +47,25 @@ class Partitioner(Protocol):
 
     def __call__(self, graph: Graph, num_parts: int) -> Partition:
         """Return an assignment of the graph's nodes to `num_parts` parts."""
+        ...
+
+
+@runtime_checkable
+class EdgePartitioner(Protocol):
+    """A frozen dataclass of options that assigns the edges of a graph to parts when called.
+
+    What is said of `Partitioner` holds here too, but for one thing: a part may come out empty, as
+    a graph may have fewer edges than parts.
+
+    Attributes:
+        name: The word that users write after `--method`.
+        cut: `vertex`: nodes may have clones in several parts.
+    """
+
+    name: ClassVar[str]
+    cut: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __call__(self, graph: Graph, num_parts: int) -> EdgePartition:
+        """Return an assignment of the graph's edges, and of its nodes' roots, to parts."""
         ...

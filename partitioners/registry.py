@@ -2,27 +2,34 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass, replace
-from typing import cast
+from typing import cast, overload
 
 import numpy as np
 
+from gnn_dist.edge_partition import EdgePartition, check_covers
 from gnn_dist.errors import PartitionError, nearest
 from gnn_dist.graph import Graph
 from gnn_dist.partition import Partition
 from gnn_dist.partitioners.contiguous import Contiguous
+from gnn_dist.partitioners.dbh import Dbh
 from gnn_dist.partitioners.fennel import Fennel
+from gnn_dist.partitioners.hdrf import Hdrf
 from gnn_dist.partitioners.ldg import Ldg
+from gnn_dist.partitioners.libra import Libra
 from gnn_dist.partitioners.metis import Metis
 from gnn_dist.partitioners.metis_stream import MetisStream
 from gnn_dist.partitioners.mtkahypar import MtKaHyPar
 from gnn_dist.partitioners.options import check_integer
-from gnn_dist.partitioners.protocol import Partitioner
+from gnn_dist.partitioners.protocol import EdgePartitioner, Partitioner
 from gnn_dist.partitioners.random_hash import RandomHash
 from gnn_dist.partitioners.spring import Spring
+from gnn_dist.partitioners.two_phase import TwoPhase
 
 __all__ = ["available", "partition_graph"]
 
-ALGORITHMS: tuple[type[Partitioner], ...] = (
+AnyPartitioner = Partitioner | EdgePartitioner
+
+EDGE_CUT: tuple[type[Partitioner], ...] = (
     Contiguous,
     Fennel,
     Ldg,
@@ -32,24 +39,37 @@ ALGORITHMS: tuple[type[Partitioner], ...] = (
     RandomHash,
     Spring,
 )
+VERTEX_CUT: tuple[type[EdgePartitioner], ...] = (Dbh, Hdrf, Libra, TwoPhase)
 
 
-def available() -> dict[str, type[Partitioner]]:
+def available() -> dict[str, type[AnyPartitioner]]:
     """Return the partitioners by the name that `--method` takes, in alphabetical order.
 
     Example:
         >>> available()["metis"].__name__
         'Metis'
     """
-    return {algorithm.name: algorithm for algorithm in sorted(ALGORITHMS, key=lambda a: a.name)}
+    algorithms: dict[str, type[AnyPartitioner]] = {a.name: a for a in EDGE_CUT}
+    algorithms |= {a.name: a for a in VERTEX_CUT}
+    return dict(sorted(algorithms.items()))
+
+
+@overload
+def partition_graph(graph: Graph, num_parts: int, method: Partitioner) -> Partition: ...
+@overload
+def partition_graph(graph: Graph, num_parts: int, method: EdgePartitioner) -> EdgePartition: ...
+@overload
+def partition_graph(
+    graph: Graph, num_parts: int, method: str = "metis", **options: object
+) -> Partition | EdgePartition: ...
 
 
 def partition_graph(
     graph: Graph,
     num_parts: int,
-    method: str | Partitioner = "metis",
+    method: str | AnyPartitioner = "metis",
     **options: object,
-) -> Partition:
+) -> Partition | EdgePartition:
     """Partition a graph, whatever graph it is, without changing it.
 
     Args:
@@ -59,8 +79,8 @@ def partition_graph(
         **options: The method's options; none with a partitioner of your own, which has its own.
 
     Returns:
-        The partition. Its `method`, `options` (seed and defaults included) and `notes` say how it
-        was made.
+        The partition: an `EdgePartition` by a method whose `cut` is `vertex`. Its `method`,
+        `options` (seed and defaults included) and `notes` say how it was made.
 
     Raises:
         PartitionError: There is no such method, option or value; `num_parts` does not fit the
@@ -76,7 +96,7 @@ def partition_graph(
     num_parts = _checked_num_parts(graph, num_parts)
     partitioner = _resolve(method, options)
     made = partitioner(graph, num_parts)
-    _check_result(made, graph, num_parts, partitioner.name)
+    _check_result(made, graph, num_parts, partitioner)
     notes = made.notes
     empty = np.flatnonzero(made.sizes == 0).tolist()
     if empty:
@@ -98,10 +118,14 @@ def _checked_num_parts(graph: Graph, num_parts: object) -> int:
     return count
 
 
-def _resolve(method: object, options: dict[str, object]) -> Partitioner:
+def _resolve(method: object, options: dict[str, object]) -> AnyPartitioner:
     if isinstance(method, str):
         return _build(method, options)
-    if isinstance(method, type) or not is_dataclass(method) or not isinstance(method, Partitioner):
+    if (
+        isinstance(method, type)
+        or not is_dataclass(method)
+        or not isinstance(method, Partitioner | EdgePartitioner)
+    ):
         raise PartitionError(
             f"method must be a name or a partitioner such as Metis(seed=1), got {method!r}"
         )
@@ -113,7 +137,7 @@ def _resolve(method: object, options: dict[str, object]) -> Partitioner:
     return method
 
 
-def _build(method: str, options: dict[str, object]) -> Partitioner:
+def _build(method: str, options: dict[str, object]) -> AnyPartitioner:
     methods = available()
     if method.lower() not in methods:
         raise PartitionError(
@@ -129,14 +153,21 @@ def _build(method: str, options: dict[str, object]) -> Partitioner:
                 f"{', '.join(known)}"
             )
     # A protocol has no constructor that a type checker knows.
-    return cast("Callable[..., Partitioner]", algorithm)(**options)
+    return cast("Callable[..., AnyPartitioner]", algorithm)(**options)
 
 
-def _check_result(made: object, graph: Graph, num_parts: int, name: str) -> None:
-    if not isinstance(made, Partition):
-        raise PartitionError(f"method {name!r} must return a Partition, got {type(made).__name__}")
-    if made.num_parts != num_parts or len(made.assignment) != graph.num_nodes:
+def _check_result(made: object, graph: Graph, num_parts: int, partitioner: AnyPartitioner) -> None:
+    name, cut = partitioner.name, getattr(partitioner, "cut", "edge")
+    wanted = EdgePartition if cut == "vertex" else Partition
+    if not isinstance(made, wanted):
+        raise PartitionError(
+            f"method {name!r} must return a {wanted.__name__}, got {type(made).__name__}"
+        )
+    if isinstance(made, EdgePartition):
+        check_covers(graph, made)
+    num_nodes = len((made.nodes if isinstance(made, EdgePartition) else made).assignment)
+    if made.num_parts != num_parts or num_nodes != graph.num_nodes:
         raise PartitionError(
             f"method {name!r} must assign {graph.num_nodes} nodes to {num_parts} parts, got "
-            f"{len(made.assignment)} nodes and {made.num_parts} parts"
+            f"{num_nodes} nodes and {made.num_parts} parts"
         )

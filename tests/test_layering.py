@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BASE = {"errors", "arrays", "features", "graph", "partition"}
+BASE = {"errors", "arrays", "features", "graph", "partition", "edge_partition"}
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = [
     {"errors"},
-    {"arrays", "features", "graph", "partition"},
+    {"arrays", "features", "graph", "partition", "edge_partition"},
     {"ops"},
     {"shard", "interop"},
     {"comm", "profile"},

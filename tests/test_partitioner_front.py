@@ -89,7 +89,7 @@ def test_a_graph_without_nodes_is_refused(method):
     ("method", "options", "message"),
     [
         ("metsi", {}, r"no partitioning method 'metsi' \(--method\): did you mean 'metis'"),
-        ("zzz", {}, "known: contiguous, fennel, ldg, metis"),
+        ("zzz", {}, "known: 2ps-l, contiguous, dbh, fennel, hdrf, ldg, metis"),
         (Metis, {}, "must be a name or a partitioner such as"),
         (len, {}, "must be a name or a partitioner such as"),
         (3, {}, "got 3"),

@@ -64,7 +64,8 @@ def test_meta_says_what_there_is(folder):
     assert meta.node_ptr == (0, 3, 5)
     assert meta.num_splits == 1
     assert (meta.cut, meta.symmetric) == ("edge", False)
-    assert meta.structures == ({"name": "edges", "indptr": "indptr", "indices": "indices"},)
+    structure = {"name": "edges", "indptr": "indptr", "indices": "indices", "rows": "owned"}
+    assert meta.structures == (structure,)
     row = meta.arrays_of(1)["x"]
     assert (row.file, row.dtype, row.shape, row.rows) == (
         "part-0001/x.npy",
@@ -214,7 +215,8 @@ def test_missing_folder_and_other_folder(tmp_path):
         ({"node_ptr": []}, "node_ptr must rise"),
         ({"node_ptr": "abc"}, "is damaged"),
         ({"num_parts": 3}, "the header of 3 and 5"),
-        ({"cut": "vertex"}, "cut must be 'edge'"),
+        ({"cut": "both"}, "cut must be 'edge' or 'vertex', got 'both'"),
+        ({"cut": "vertex"}, "quality lacks num_clones, num_split"),
         ({"quality": {}}, "quality lacks balance, edge_cut"),
         ({"partitioner": {"method": "x"}}, "partitioner lacks notes, options"),
         ({"surprise": 1}, "surprise"),

@@ -19,7 +19,13 @@ from gnn_dist.cli.arguments import as_flags, load_yaml
 from gnn_dist.cli.tables import dataset_table, quality_table
 from gnn_dist.comm.detect import LaunchInfo
 from gnn_dist.errors import ConfigError, ShardFormatError
-from gnn_dist.shard.format import META_FILE, Meta, read_meta, write_partition
+from gnn_dist.shard.format import (
+    META_FILE,
+    Meta,
+    check_edge_cut,
+    read_meta,
+    write_partition,
+)
 from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig, check_split
 
 __all__ = [
@@ -75,8 +81,8 @@ class Datasets:
 class _Partitioning:
     """Options of loading a dataset and partitioning it."""
 
-    method: Literal["metis", "random", "contiguous"] = "metis"
-    """Partitioner."""
+    method: Literal["metis", "random", "contiguous", "libra", "hdrf", "dbh", "2ps-l"] = "metis"
+    """Partitioner. libra, hdrf, dbh and 2ps-l cut nodes, the others edges."""
     balance: Literal["nodes", "edges"] = "edges"
     """What parts have equally many of (metis, contiguous)."""
     partition_seed: int = 0
@@ -88,7 +94,7 @@ class _Partitioning:
 
     def options(self) -> dict[str, Any]:
         """Return the partitioner's options."""
-        if self.method == "random":
+        if self.method in ("random", "libra", "hdrf", "dbh", "2ps-l"):
             return {"seed": self.partition_seed}
         if self.method == "contiguous":
             return {"balance": self.balance}
@@ -184,7 +190,7 @@ class Train(TrainConfig, _Partitioning):
         world_size = _world_size(self.ranks, launch)
         if world_size > 1 and launch.world_size <= 1:
             folder = self.folder(dataset, world_size, environment)
-            self.check_folder(read_meta(folder), world_size)
+            self.check_folder(folder, world_size)
             return self.start_ranks(folder)
         return self.be_a_rank(dataset, world_size, environment)
 
@@ -200,8 +206,10 @@ class Train(TrainConfig, _Partitioning):
         self.write(dataset, parts, out, environment.root, False)
         return out
 
-    def check_folder(self, meta: Meta, world_size: int) -> None:
+    def check_folder(self, folder: str | Path, world_size: int) -> None:
         """Refuse, without torch, what the folder cannot do."""
+        meta = read_meta(folder)
+        check_edge_cut(meta, folder)
         meta.book.parts_of_rank(0, world_size)
         if meta.task is None:
             raise ConfigError(f"the dataset {meta.dataset!r} has no labels: put y beside the edges")
@@ -222,7 +230,7 @@ class Train(TrainConfig, _Partitioning):
         """Train as one rank."""
         if (Path(dataset) / META_FILE).is_file():
             # Every rank that sees the folder refuses it before it meets the others.
-            self.check_folder(read_meta(dataset), world_size)
+            self.check_folder(dataset, world_size)
         from gnn_dist.cli.ranks import train
 
         return train(self.config, lambda size: self.folder(dataset, size, environment))
@@ -264,6 +272,7 @@ class Evaluate:
         changes = {"backend": self.backend, "timeout": self.timeout, "resume": ""}
         config = _parse_config({**values, **changes})
         meta = read_meta(folder)
+        check_edge_cut(meta, folder)
         launch = detect_launch(os.environ)
         world_size = _world_size(self.ranks, launch)
         meta.book.parts_of_rank(0, world_size)

@@ -50,7 +50,7 @@ def quality_table(meta: Meta, folder: str, *, as_json: bool = False) -> str:
         f"{folder}: {meta.dataset}, {meta.num_nodes:,} nodes, {meta.num_edges:,} edges, "
         f"{meta.num_features:,} features, {meta.num_classes or 0} classes",
         f"{meta.num_parts} parts by {meta.partitioner['method']} {options}".rstrip(),
-        f"edge cut            {quality['edge_cut']:,} ({quality['edge_cut_fraction']:.1%})",
+        _cut_line(quality),
         f"replication factor  {quality['replication_factor']:.3f}",
         "max / mean          " + ", ".join(f"{k} {v:.3f}" for k, v in balance.items()),
         *(f"note: {note}" for note in meta.partitioner["notes"]),
@@ -60,9 +60,17 @@ def quality_table(meta: Meta, folder: str, *, as_json: bool = False) -> str:
     return "\n".join(lines)
 
 
+def _cut_line(quality: dict[str, Any]) -> str:
+    """Return what is cut: edges between parts, or nodes with clones in several."""
+    if "num_split" in quality:
+        return f"split nodes         {quality['num_split']:,} ({quality['split_fraction']:.1%})"
+    return f"edge cut            {quality['edge_cut']:,} ({quality['edge_cut_fraction']:.1%})"
+
+
 def _part_table(quality: dict[str, Any]) -> str:
-    columns = {"nodes": "num_nodes", "edges": "num_edges", "halo": "num_halo", "train": "num_train"}
-    present = {title: quality[key] for title, key in columns.items() if quality[key] is not None}
+    titles = ("nodes", "edges", "halo", "clones", "train")
+    columns = {title: quality.get(f"num_{title}") for title in titles}
+    present = {title: values for title, values in columns.items() if values is not None}
     rows = [
         (str(part), *(f"{values[part]:,}" for values in present.values()))
         for part in range(len(quality["num_nodes"]))

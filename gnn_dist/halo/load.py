@@ -17,7 +17,7 @@ from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.rows import gather_rows
 from gnn_dist.ops.spmm import SparseRows
 from gnn_dist.partition import PartitionBook
-from gnn_dist.shard.format import read_meta
+from gnn_dist.shard.format import check_edge_cut, read_meta
 from gnn_dist.shard.plan import HaloPlan
 from gnn_dist.shard.reader import ShardArrays, read_parts
 from gnn_dist.shard.shard import Shard
@@ -40,11 +40,14 @@ def load_shard(folder: str | Path, world: World, *, verify: bool = True) -> Shar
         The shard, on the device that the transport takes rows from.
 
     Raises:
-        ShardFormatError: On every rank, if one rank finds its files missing or damaged.
+        ShardFormatError: On every rank, if one rank finds its files missing or damaged, or the
+            partition is a vertex-cut.
         PartitionError: There are more ranks than parts.
     """
     with world.everywhere(f"loading {folder}"):
-        parts = read_meta(folder).book.parts_of_rank(world.rank, world.world_size)
+        meta = read_meta(folder)
+        check_edge_cut(meta, folder)
+        parts = meta.book.parts_of_rank(world.rank, world.world_size)
         arrays = read_parts(folder, parts, verify=verify)
     _check_same_folder(arrays, world)
     return shard_from_arrays(arrays, world.transport)

@@ -3,6 +3,10 @@
     meta.json        format version, sizes, node_ptr, quality, and one row for every array
     part-0000/       indptr.npy indices.npy halo.npy node_id.npy x.npy y.npy train_mask.npy ...
 
+    cut: edge        indptr has a row for each owned node: every in-edge of it is in its part, once
+    cut: vertex      indptr has a row for each local node: owned (roots of clones), then halo (other
+                     clones); every edge is in exactly one part
+
 Plain `.npy` files that a rank maps into memory, no pickles, a SHA-256 for each. A folder is written
 under a temporary name and renamed when it is complete, so a folder that exists is whole.
 """
@@ -12,25 +16,31 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnn_dist.arrays import csr_take
+from gnn_dist.edge_partition import (
+    EdgePartition,
+    EdgePartitionQuality,
+    measure_edge_quality,
+)
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
-from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph
+from gnn_dist.graph import CSRFeatures, Graph
 from gnn_dist.partition import Partition, PartitionBook, PartitionQuality, measure_quality
+from gnn_dist.shard.part_files import ArrayRow, part_name, write_part
+from gnn_dist.shard.part_structure import part_structures
 
 __all__ = [
     "FORMAT_VERSION",
     "META_FILE",
     "ArrayRow",
     "Meta",
+    "check_edge_cut",
     "part_name",
     "read_meta",
     "write_partition",
@@ -40,30 +50,13 @@ Array = NDArray[Any]
 
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
-QUALITY_KEYS = {f.name for f in fields(PartitionQuality)} | {"balance"}
+QUALITY_KEYS = {
+    cut: {f.name for f in fields(quality)} | {"balance"}
+    for cut, quality in (("edge", PartitionQuality), ("vertex", EdgePartitionQuality))
+}
+STRUCTURE_ROWS = {"edge": "owned", "vertex": "local"}
 PARTITIONER_KEYS = {"method", "options", "notes"}
 FEATURE_NAMES = ("x", "x_indptr", "x_indices", "x_data")
-
-
-@dataclass(frozen=True)
-class ArrayRow:
-    """One array of one part, as `meta.json` lists it.
-
-    Attributes:
-        name: What it is: `indptr`, `x`, `train_mask`, ...
-        file: Path inside the folder, `part-0003/x.npy`.
-        dtype: NumPy's name of the dtype.
-        shape: Its shape.
-        sha256: Hash of the whole file, hexadecimal.
-        rows: What its rows are: `owned`, `halo`, `edges`, or `other` (offsets, sparse values).
-    """
-
-    name: str
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    sha256: str
-    rows: str
 
 
 @dataclass(frozen=True)
@@ -82,11 +75,13 @@ class Meta:
         task: `multiclass`, `multilabel` or None.
         num_splits: Official splits in the masks, 0 without masks.
         node_ptr: Global ids `[node_ptr[p], node_ptr[p + 1])` belong to part p.
-        cut: `edge`: every in-edge of an owned node is in its part, once.
+        cut: `edge`: every in-edge of an owned node is in its part, once. `vertex`: every edge is in
+            exactly one part.
         symmetric: Whether each edge has its reverse, as often and with equal weight.
         partitioner: `method`, `options` and `notes` of the partition.
-        quality: `PartitionQuality.to_dict()`.
-        structures: Named indptr/indices pairs over the same ids.
+        quality: `PartitionQuality.to_dict()` or `EdgePartitionQuality.to_dict()`.
+        structures: Named indptr/indices pairs over the same ids, and what `rows` they have:
+            `owned`, or `local` (owned, then halo).
         arrays: One row for every array of every part.
     """
 
@@ -125,13 +120,12 @@ class Meta:
         return by_part
 
 
-def part_name(part: int) -> str:
-    """Return the folder name of a part."""
-    return f"part-{part:04d}"
-
-
 def write_partition(
-    graph: Graph, partition: Partition, out: str | Path, *, overwrite: bool = False
+    graph: Graph,
+    partition: Partition | EdgePartition,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
 ) -> Meta:
     """Write a partition folder.
 
@@ -150,15 +144,15 @@ def write_partition(
     """
     # A link's folder is replaced, not the link to it.
     out = Path(out).resolve() if Path(out).is_symlink() else Path(out)
-    quality = measure_quality(graph, partition)
+    cut, nodes, quality = _measured(graph, partition)
     _check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
         rows = [
             row
-            for part in range(partition.num_parts)
-            for row in _write_part(graph, partition, part, temporary)
+            for part, structure in enumerate(part_structures(graph, partition))
+            for row in write_part(graph, structure, part, temporary)
         ]
         meta = Meta(
             format_version=FORMAT_VERSION,
@@ -171,8 +165,8 @@ def write_partition(
             num_classes=graph.num_classes,
             task=graph.task,
             num_splits=graph.num_splits,
-            node_ptr=tuple(partition.book.node_ptr.tolist()),
-            cut="edge",
+            node_ptr=tuple(nodes.book.node_ptr.tolist()),
+            cut=cut,
             symmetric=graph.is_symmetric,
             partitioner={
                 "method": partition.method,
@@ -180,7 +174,14 @@ def write_partition(
                 "notes": list(partition.notes),
             },
             quality=quality.to_dict(),
-            structures=({"name": "edges", "indptr": "indptr", "indices": "indices"},),
+            structures=(
+                {
+                    "name": "edges",
+                    "indptr": "indptr",
+                    "indices": "indices",
+                    "rows": STRUCTURE_ROWS[cut],
+                },
+            ),
             arrays=tuple(rows),
         )
         (temporary / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
@@ -228,6 +229,20 @@ def read_meta(folder: str | Path) -> Meta:
     return meta
 
 
+def check_edge_cut(meta: Meta, folder: str | Path) -> None:
+    """Refuse a folder whose parts this version can read and inspect, but not train on.
+
+    Raises:
+        ShardFormatError: It is a vertex-cut partition.
+    """
+    if meta.cut != "edge":
+        raise ShardFormatError(
+            f"{folder} is a vertex-cut partition (--method {meta.partitioner['method']}), whose "
+            "aggregation is not supported yet by this version: partition with an edge-cut method, "
+            "such as --method metis"
+        )
+
+
 def _check_meta(meta: Meta) -> None:
     book = meta.book
     if book.num_parts != meta.num_parts or book.num_nodes != meta.num_nodes:
@@ -235,12 +250,12 @@ def _check_meta(meta: Meta) -> None:
             f"node_ptr is of {book.num_parts} parts and {book.num_nodes} nodes, the header of "
             f"{meta.num_parts} and {meta.num_nodes}"
         )
-    for name, needed in (("quality", QUALITY_KEYS), ("partitioner", PARTITIONER_KEYS)):
+    if meta.cut not in QUALITY_KEYS:
+        raise ValueError(f"cut must be 'edge' or 'vertex', got {meta.cut!r}")
+    for name, needed in (("quality", QUALITY_KEYS[meta.cut]), ("partitioner", PARTITIONER_KEYS)):
         missing = needed - set(getattr(meta, name))
         if missing:
             raise ValueError(f"{name} lacks {', '.join(sorted(missing))}")
-    if meta.cut != "edge":
-        raise ValueError(f"cut must be 'edge', got {meta.cut!r}")
     for row in meta.arrays:
         folder, _, file = row.file.partition("/")
         # A name never leads out of the folder.
@@ -274,61 +289,13 @@ def _move_into_place(temporary: Path, out: Path) -> None:
         os.rename(temporary, out)
 
 
-def _write_part(graph: Graph, partition: Partition, part: int, folder: Path) -> Iterator[ArrayRow]:
-    (folder / part_name(part)).mkdir()
-    for name, values, rows in _part_arrays(graph, partition, part):
-        file = f"{part_name(part)}/{name}.npy"
-        digest = _save(folder / file, values)
-        yield ArrayRow(name, file, values.dtype.name, values.shape, digest, rows)
-
-
-def _part_arrays(graph: Graph, partition: Partition, part: int) -> Iterator[tuple[str, Array, str]]:
-    """Yield (name, array, what its rows are) of one part."""
-    start, stop = partition.book.node_ptr[part : part + 2]
-    node_id = partition.order[start:stop]
-    indptr, edge = csr_take(graph.indptr, node_id)
-    source = partition.global_id[graph.indices[edge]]
-    inside = (source >= start) & (source < stop)
-    remote = source[~inside]
-    halo = np.unique(remote)
-    local = source - start
-    local[~inside] = len(node_id) + np.searchsorted(halo, remote)
-    yield "indptr", indptr, "other"
-    yield "indices", local.astype(np.int32), "edges"
-    yield "halo", halo, "halo"
-    yield "node_id", node_id, "owned"
-    if isinstance(graph.x, CSRFeatures):
-        features = graph.x.take(node_id)
-        yield "x_indptr", features.indptr, "other"
-        yield "x_indices", features.indices, "other"
-        if features.data is not None:
-            yield "x_data", features.data, "other"
-    elif graph.x is not None:
-        yield "x", graph.x[node_id], "owned"
-    for name in ("y", *MASK_NAMES):
-        if getattr(graph, name) is not None:
-            yield name, getattr(graph, name)[node_id], "owned"
-    for name in EDGE_NAMES:
-        if getattr(graph, name) is not None:
-            yield name, getattr(graph, name)[edge], "edges"
-
-
-class _HashingFile:
-    """A writer that hashes what passes through it, so that nothing is read twice."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.hash = file, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.hash.update(data)
-        return self.file.write(data)
-
-
-def _save(path: Path, values: Array) -> str:
-    with path.open("wb") as file:
-        hashing = _HashingFile(file)
-        np.lib.format.write_array(hashing, np.ascontiguousarray(values), allow_pickle=False)
-        return hashing.hash.hexdigest()
+def _measured(
+    graph: Graph, partition: Partition | EdgePartition
+) -> tuple[str, Partition, PartitionQuality | EdgePartitionQuality]:
+    """Return the kind of cut, the partition of nodes, and the quality."""
+    if isinstance(partition, Partition):
+        return "edge", partition, measure_quality(graph, partition)
+    return "vertex", partition.nodes, measure_edge_quality(graph, partition)
 
 
 def _fingerprint(graph: Graph) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,14 @@ class ShardArrays:
     """The arrays of one or several consecutive parts, joined. Read-only, perhaps memory-mapped.
 
     Local ids: owned nodes first (0..n-1, by ascending global id), then halo nodes by ascending
-    global id.
+    global id. Of an edge-cut, rows are owned nodes; of a vertex-cut, all local nodes, since other
+    clones have in-edges here too.
 
     Attributes:
         meta: The folder's `meta.json`.
         parts: The parts, consecutive.
         owned_start: Global id of the first owned node.
-        indptr: int64 (n + 1,).
+        indptr: int64 (n + 1,), or (n + h + 1,) of a vertex-cut.
         indices: int32 (e,), local ids of sources.
         halo: int64 (h,), global ids, ascending.
         node_id: int64 (n,), original ids of owned nodes.
@@ -71,18 +72,21 @@ def read_parts(folder: str | Path, parts: range, *, verify: bool = True) -> Shar
     loaded = [_read_part(folder, meta, part, verify) for part in parts]
     start, stop = meta.node_ptr[parts.start], meta.node_ptr[parts.stop]
     joined = {name: _join([arrays.get(name) for arrays in loaded]) for name in loaded[0]}
-    indices, halo = _join_sources(loaded, meta, parts)
+    joint = _join_structures(folder, loaded, meta, parts)
+    edge = {name: joined[name] for name in EDGE_NAMES if name in joined}
+    if joint.order is not None:
+        edge = {name: values[joint.order] for name, values in edge.items()}
     shard = ShardArrays(
         meta=meta,
         parts=parts,
         owned_start=start,
-        indptr=_join_indptr([arrays["indptr"] for arrays in loaded]),
-        indices=indices,
-        halo=halo,
+        indptr=joint.indptr,
+        indices=joint.indices,
+        halo=joint.halo,
         node_id=joined["node_id"],
         x=_join_features(loaded, joined, meta),
         owned={name: joined[name] for name in OWNED_NAMES if name in joined},
-        edge={name: joined[name] for name in EDGE_NAMES if name in joined},
+        edge=edge,
     )
     _check(shard, folder, stop - start)
     return shard
@@ -136,29 +140,74 @@ def _join(arrays: list[Array | None]) -> Array:
 def _join_indptr(indptrs: list[Array]) -> Array:
     if len(indptrs) == 1:
         return indptrs[0]
-    counts = np.concatenate([np.diff(indptr) for indptr in indptrs])
-    joined = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=joined[1:])
-    return joined
+    return _offsets(np.concatenate([np.diff(indptr) for indptr in indptrs]))
 
 
-def _join_sources(loaded: list[dict[str, Array]], meta: Meta, parts: range) -> tuple[Array, Array]:
-    """Return (indices, halo): a halo node of one part may be owned by another of them."""
+def _offsets(counts: Array) -> Array:
+    indptr = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=indptr[1:])
+    return indptr
+
+
+class _Rows(NamedTuple):
+    """A structure as it was read, and how many nodes it is said to be of."""
+
+    indptr: Array
+    indices: Array
+    num_owned: int
+    num_halo: int
+
+
+class _JointStructure(NamedTuple):
+    """Structure of several parts; `order` is of the edges one part after the other, if not that."""
+
+    indptr: Array
+    indices: Array
+    halo: Array
+    order: Array | None
+
+
+def _join_structures(
+    folder: Path, loaded: list[dict[str, Array]], meta: Meta, parts: range
+) -> _JointStructure:
     if len(loaded) == 1:
-        return loaded[0]["indices"], loaded[0]["halo"]
+        only = loaded[0]
+        return _JointStructure(only["indptr"], only["indices"], only["halo"], None)
+    for part, arrays in zip(parts, loaded, strict=True):
+        num_owned = meta.node_ptr[part + 1] - meta.node_ptr[part]
+        rows = _Rows(arrays["indptr"], arrays["indices"], num_owned, len(arrays["halo"]))
+        _check_structure(rows, meta, str(folder / part_name(part)))
+    tables, halo = _join_ids(loaded, meta, parts)
+    indptr = _join_indptr([arrays["indptr"] for arrays in loaded])
+    indices = np.concatenate([t[a["indices"]] for t, a in zip(tables, loaded, strict=True)])
+    if meta.cut == "edge":
+        return _JointStructure(indptr, indices, halo, None)
+    # A node has a row in every part where it has a clone.
+    row = np.repeat(np.concatenate(tables), np.diff(indptr))
+    order = np.argsort(row, kind="stable")
+    num_rows = meta.node_ptr[parts.stop] - meta.node_ptr[parts.start] + len(halo)
+    indptr = _offsets(np.bincount(row, minlength=num_rows))
+    return _JointStructure(indptr, indices[order], halo, order)
+
+
+def _join_ids(
+    loaded: list[dict[str, Array]], meta: Meta, parts: range
+) -> tuple[list[Array], Array]:
+    """Return each part's table from its local ids to the shard's, and the shard's halo.
+
+    A halo node of one part may be owned by another of them.
+    """
     start, stop = meta.node_ptr[parts.start], meta.node_ptr[parts.stop]
     halos = np.concatenate([arrays["halo"] for arrays in loaded])
     halo = np.unique(halos[(halos < start) | (halos >= stop)])
-    joined = []
+    tables = []
     for part, arrays in zip(parts, loaded, strict=True):
-        # A table from the part's local ids to the shard's: work per node, not per edge.
         own = np.arange(meta.node_ptr[part], meta.node_ptr[part + 1])
         global_id = np.concatenate([own, arrays["halo"]])
         inside = (global_id >= start) & (global_id < stop)
         remote = stop - start + np.searchsorted(halo, global_id)
-        table = np.where(inside, global_id - start, remote).astype(np.int32)
-        joined.append(table[arrays["indices"]])
-    return np.concatenate(joined), halo
+        tables.append(np.where(inside, global_id - start, remote).astype(np.int32))
+    return tables, halo
 
 
 def _join_features(
@@ -174,26 +223,32 @@ def _check(shard: ShardArrays, folder: Path, num_owned: int) -> None:
     """Check that the arrays of hash-less or hand-made folders fit each other."""
     where = f"{folder}, parts {shard.parts.start}..{shard.parts.stop - 1}"
     num_edges = len(shard.indices)
-    indptr = shard.indptr
-    if len(indptr) != num_owned + 1 or indptr[0] != 0 or indptr[-1] != num_edges:
-        raise ShardFormatError(
-            f"{where}: indptr must rise from 0 to {num_edges} over {num_owned} nodes"
-        )
-    if (np.diff(indptr) < 0).any():
-        raise ShardFormatError(f"{where}: indptr must not fall")
-    num_sources = num_owned + len(shard.halo)
-    if num_edges and not 0 <= shard.indices.min() <= shard.indices.max() < num_sources:
-        raise ShardFormatError(f"{where}: indices must lie in 0..{num_sources - 1}")
+    rows = _Rows(shard.indptr, shard.indices, num_owned, len(shard.halo))
+    _check_structure(rows, shard.meta, where)
     _check_halo(shard, where, num_owned)
-    rows = {"node_id": len(shard.node_id), **{k: len(v) for k, v in shard.owned.items()}}
+    lengths = {"node_id": len(shard.node_id), **{k: len(v) for k, v in shard.owned.items()}}
     if shard.x is not None:
-        rows["x"] = shard.x.shape[0]
-    wrong = {name: count for name, count in rows.items() if count != num_owned}
+        lengths["x"] = shard.x.shape[0]
+    wrong = {name: count for name, count in lengths.items() if count != num_owned}
     wrong.update({k: len(v) for k, v in shard.edge.items() if len(v) != num_edges})
     if wrong:
         raise ShardFormatError(
             f"{where}: arrays must have {num_owned} rows, or {num_edges} for edges, got {wrong}"
         )
+
+
+def _check_structure(structure: _Rows, meta: Meta, where: str) -> None:
+    indptr, indices, num_owned, num_halo = structure
+    num_edges, num_local = len(indices), num_owned + num_halo
+    num_rows = num_local if meta.cut == "vertex" else num_owned
+    if len(indptr) != num_rows + 1 or indptr[0] != 0 or indptr[-1] != num_edges:
+        raise ShardFormatError(
+            f"{where}: indptr must rise from 0 to {num_edges} over {num_rows} nodes"
+        )
+    if (np.diff(indptr) < 0).any():
+        raise ShardFormatError(f"{where}: indptr must not fall")
+    if num_edges and not 0 <= indices.min() <= indices.max() < num_local:
+        raise ShardFormatError(f"{where}: indices must lie in 0..{num_local - 1}")
 
 
 def _check_halo(shard: ShardArrays, where: str, num_owned: int) -> None:
