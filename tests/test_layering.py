@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BASE = {"errors", "arrays", "features", "graph", "partition"}
+BASE = {"errors", "arrays", "features", "graph", "partition", "partition_entropy"}
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = [
     {"errors"},
-    {"arrays", "features", "graph", "partition"},
+    {"arrays", "features", "graph", "partition", "partition_entropy"},
     {"ops"},
     {"shard", "interop"},
+    {"convert", "report"},
     {"comm", "profile"},
     {"halo"},
     {"nn"},

@@ -25,6 +25,7 @@ from gnn_dist.arrays import csr_take
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph
 from gnn_dist.partition import Partition, PartitionBook, PartitionQuality, measure_quality
+from gnn_dist.partition_entropy import measure_label_entropy
 
 __all__ = [
     "FORMAT_VERSION",
@@ -85,7 +86,8 @@ class Meta:
         cut: `edge`: every in-edge of an owned node is in its part, once.
         symmetric: Whether each edge has its reverse, as often and with equal weight.
         partitioner: `method`, `options` and `notes` of the partition.
-        quality: `PartitionQuality.to_dict()`.
+        quality: `PartitionQuality.to_dict()`, and where there are labels `label_entropy`:
+            `LabelEntropy.to_dict()`.
         structures: Named indptr/indices pairs over the same ids.
         arrays: One row for every array of every part.
     """
@@ -150,7 +152,7 @@ def write_partition(
     """
     # A link's folder is replaced, not the link to it.
     out = Path(out).resolve() if Path(out).is_symlink() else Path(out)
-    quality = measure_quality(graph, partition)
+    quality = _quality(graph, partition)
     _check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -179,7 +181,7 @@ def write_partition(
                 "options": partition.options,
                 "notes": list(partition.notes),
             },
-            quality=quality.to_dict(),
+            quality=quality,
             structures=({"name": "edges", "indptr": "indptr", "indices": "indices"},),
             arrays=tuple(rows),
         )
@@ -250,6 +252,17 @@ def _check_meta(meta: Meta) -> None:
             or not folder.startswith("part-")
         ):
             raise ValueError(f"array {row.name!r} has the file name {row.file!r}")
+
+
+def _quality(graph: Graph, partition: Partition) -> dict[str, Any]:
+    quality = measure_quality(graph, partition).to_dict()
+    if graph.y is not None:
+        entropy = measure_label_entropy(
+            graph.y, partition.assignment, partition.num_parts, train_mask=graph.train_mask
+        )
+        if entropy is not None:
+            quality["label_entropy"] = entropy.to_dict()
+    return quality
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
