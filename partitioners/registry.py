@@ -11,6 +11,7 @@ from gnn_dist.graph import Graph
 from gnn_dist.partition import Partition
 from gnn_dist.partitioners.contiguous import Contiguous
 from gnn_dist.partitioners.metis import Metis
+from gnn_dist.partitioners.metis_ew import MetisEW
 from gnn_dist.partitioners.options import check_integer
 from gnn_dist.partitioners.protocol import Partitioner
 from gnn_dist.partitioners.random_hash import RandomHash
@@ -23,9 +24,9 @@ def available() -> dict[str, type[Partitioner]]:
 
     Example:
         >>> list(available())
-        ['contiguous', 'metis', 'random']
+        ['contiguous', 'metis', 'metis-ew', 'random']
     """
-    algorithms: tuple[type[Partitioner], ...] = (Contiguous, Metis, RandomHash)
+    algorithms: tuple[type[Partitioner], ...] = (Contiguous, Metis, MetisEW, RandomHash)
     return {algorithm.name: algorithm for algorithm in algorithms}
 
 

@@ -69,7 +69,7 @@ def test_two_calls_agree(name, method):
     assert (first.options, first.notes) == (second.options, second.notes)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"metis-ew"}))
 def test_only_the_structure_counts(method):
     full = awkward_case("random partition").graph
     bare = graph_from_edges(*full.edges(), num_nodes=full.num_nodes)
@@ -90,7 +90,7 @@ graphs = st.builds(multigraph, st.integers(0, 2**32 - 1), st.integers(1, 40), st
 
 @settings(max_examples=100, deadline=None)
 @given(graphs, st.data())
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"metis"}))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"metis", "metis-ew"}))
 def test_any_multigraph(method, graph, data):
     check(graph, data.draw(st.integers(1, graph.num_nodes)), method)
 

@@ -58,7 +58,7 @@ class Datasets:
 class _Partitioning:
     """Options of loading a dataset and partitioning it."""
 
-    method: Literal["metis", "random", "contiguous"] = "metis"
+    method: Literal["metis", "metis-ew", "random", "contiguous"] = "metis"
     """Partitioner."""
     balance: Literal["nodes", "edges"] = "edges"
     """What parts have equally many of (metis, contiguous)."""
