@@ -18,6 +18,7 @@ from tyro.conf import Positional
 from gnn_dist.cli.arguments import as_flags, load_yaml
 from gnn_dist.cli.convert import Convert
 from gnn_dist.cli.environment import Command, Environment
+from gnn_dist.cli.inspect import Inspect
 from gnn_dist.cli.tables import dataset_table, quality_table
 from gnn_dist.comm.detect import LaunchInfo
 from gnn_dist.errors import ConfigError, ShardFormatError
@@ -118,25 +119,6 @@ class PartitionCommand(_Partitioning):
             )
         meta = self.write(dataset, self.parts, out, environment.root, self.overwrite)
         print(quality_table(meta, str(out)))
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inspect:
-    """Print what a partition folder holds and how good the partition is.
-
-    Example: gnn-dist inspect parts/cora
-    """
-
-    folder: Positional[str]
-    """Partition folder."""
-    json: bool = False
-    """Print JSON."""
-
-    def run(self, environment: Environment) -> int:
-        """Print the report."""
-        del environment
-        print(quality_table(read_meta(self.folder), self.folder, as_json=self.json))
         return 0
 
 
