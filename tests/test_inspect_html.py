@@ -180,6 +180,17 @@ def test_compare_prints_a_column_for_each_folder(folder, tmp_path, capfd):
     assert columns[1]["label entropy mean"] is None
 
 
+def test_options_show_where_they_differ(tmp_path):
+    graph = gd.graph_from_edges([0, 1], [1, 0], num_nodes=3)
+    cards = []
+    for name, options in (("a", {"seed": 0, "c": 1}), ("b", {"seed": 1, "c": 1}), ("c", {})):
+        parts = gd.Partition(np.array([0, 1, 1]), 2, "mine", options)
+        gd.write_partition(graph, parts, tmp_path / name)
+        cards.append(read_card(tmp_path / name))
+    assert "option c" not in compare_cards(cards[:2])
+    assert compare_cards(cards)["option seed"] == ["0", "1", None]
+
+
 def test_rows_that_no_folder_has_are_left_out(tmp_path):
     graph = gd.graph_from_edges([0, 1], [1, 0], num_nodes=3)
     gd.write_partition(graph, gd.Partition(np.array([0, 1, 1]), 2), tmp_path / "parts")

@@ -6,6 +6,8 @@ from gnn_dist.report.card import PartitionCard
 
 __all__ = ["compare_cards"]
 
+OPTION = "option "
+
 
 def compare_cards(cards: Sequence[PartitionCard]) -> dict[str, list[float | str | None]]:
     """Return what a choice between partitions depends on: one value a folder, by name of the row.
@@ -15,21 +17,25 @@ def compare_cards(cards: Sequence[PartitionCard]) -> dict[str, list[float | str 
 
     Returns:
         Rows in the order to show. None where a folder lacks what the row is about; rows that all
-        folders lack are left out.
+        folders lack are left out, and so are options that are the same everywhere.
     """
     rows = [_column(card) for card in cards]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return {name: [row.get(name) for row in rows] for name in names}
+    table = {name: [row.get(name) for row in rows] for name in names}
+    return {name: v for name, v in table.items() if not (_is_option(name) and len(set(v)) == 1)}
+
+
+def _is_option(name: str) -> bool:
+    return name.startswith(OPTION)
 
 
 def _column(card: PartitionCard) -> dict[str, float | str | None]:
     meta, quality = card.meta, card.meta.quality
-    options = " ".join(f"{k}={v}" for k, v in meta.partitioner["options"].items())
     column: dict[str, float | str | None] = {
         "dataset": meta.dataset,
         "parts": meta.num_parts,
         "method": meta.partitioner["method"],
-        "options": options,
+        **{f"{OPTION}{name}": str(v) for name, v in meta.partitioner["options"].items()},
         "replication factor": quality["replication_factor"],
         "edge cut": quality["edge_cut_fraction"],
         **{f"max/mean {name}": value for name, value in quality["balance"].items()},
