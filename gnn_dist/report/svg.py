@@ -6,8 +6,8 @@ from html import escape
 __all__ = ["bars", "heat_map"]
 
 WIDTH = 640
-BAR_AREA, BAR_HEIGHT = 140, 120
-NUMBERED_CELLS = 12  # parts up to which cells have room for numbers
+BAR_TOP, BAR_HEIGHT, BAR_FOOT = 16, 120, 20
+NUMBERED = 12  # parts up to which bars and cells have room for numbers
 TICKS = 16  # labels along an axis that are told apart
 
 
@@ -35,11 +35,19 @@ def bars(values: Sequence[float | None], *, title: str, unit: str, line: float |
         y = BAR_HEIGHT * (1 - line / top)
         shapes.append(f'<line class="mean" x1="0" x2="{WIDTH}" y1="{y:.2f}" y2="{y:.2f}"/>')
     shapes.append(f'<line class="axis" x1="0" x2="{WIDTH}" y1="{BAR_HEIGHT}" y2="{BAR_HEIGHT}"/>')
+    if len(values) <= NUMBERED:
+        shapes += [
+            f'<text class="count dark" x="{(part + 0.5) * step:.2f}" '
+            f'y="{BAR_HEIGHT - BAR_HEIGHT * value / top - 4:.2f}">{_number(value)}</text>'
+            for part, value in enumerate(values)
+            if value is not None
+        ]
     shapes += [
         f'<text class="tick" x="{(part + 0.5) * step:.2f}" y="{BAR_HEIGHT + 15}">{part}</text>'
         for part in range(0, len(values), _every(len(values)))
     ]
-    return _picture(title, WIDTH, BAR_AREA, shapes)
+    moved = f'<g transform="translate(0 {BAR_TOP})">{"".join(shapes)}</g>'
+    return _picture(title, WIDTH, BAR_TOP + BAR_HEIGHT + BAR_FOOT, [moved])
 
 
 def heat_map(counts: Sequence[Sequence[int]], *, title: str) -> str:
@@ -61,7 +69,7 @@ def heat_map(counts: Sequence[Sequence[int]], *, title: str) -> str:
                 f'height="{cell:.2f}" fill-opacity="{count / top:.3f}">'
                 f"<title>part {p} to part {q}: {count:,} rows</title></rect>"
             )
-            if num_parts <= NUMBERED_CELLS:
+            if num_parts <= NUMBERED:
                 shade = "light" if count / top > 0.55 else "dark"
                 shapes.append(
                     f'<text class="count {shade}" x="{x + cell / 2:.2f}" '
