@@ -1,6 +1,5 @@
 """METIS with heavier edges where both ends are alike and where sampling would use the edge."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ Array = NDArray[Any]
 SCALE = 100  # METIS takes integers
 NORM_FLOOR = 1e-5  # a node without features is like no other
 CHUNK_VALUES = 1 << 21  # feature values of one end looked at together
+FULL_SHARE = 16  # sparse rows are compared in full where one value in so many is stored
 
 
 @dataclass(frozen=True)
@@ -64,59 +64,62 @@ class MetisEW(Metis):
     def _edge_weights(self, graph: Graph) -> EdgeWeights:
         with np.errstate(divide="ignore"):
             skipped = np.exp(-self.fanout / graph.in_degree).astype(np.float32)
-        norm = None if graph.x is None or not self.c else _norms(graph.x)
+        features = None if graph.x is None or not self.c else _Features(graph.x)
 
         def weights(rows: UndirectedRows) -> Array:
             row = np.repeat(np.arange(rows.start, rows.start + len(rows.degree)), rows.degree)
             value = 1.0 - (skipped[row] + skipped[rows.neighbours]) / 2
-            if graph.x is not None and norm is not None:
-                scale = norm[row] * norm[rows.neighbours]
-                value += self.c * _inner_products(graph.x, row, rows.neighbours) / scale
+            if features is not None:
+                value += self.c * features.likeness(row, rows.neighbours)
             return np.maximum((SCALE * value).astype(np.int64), 1)
 
         return weights
 
 
-def _norms(x: Array | CSRFeatures) -> Array:
-    """Return float64 (N,): 1e-5 + the length of each node's features."""
-    norms = np.empty(x.shape[0])
-    for rows in _row_slices(x.shape[0], x):
-        nodes = np.arange(rows.start, rows.stop)
-        norms[rows] = _inner_products(x, nodes, nodes)
-    return NORM_FLOOR + np.sqrt(norms)
+class _Features:
+    """Features of which pairs of rows are compared, some at a time."""
+
+    def __init__(self, x: Array | CSRFeatures) -> None:
+        width = x.shape[1]
+        self.dense = None if isinstance(x, CSRFeatures) else x
+        self.sparse = _canonical(x) if isinstance(x, CSRFeatures) else None
+        # Rows that are not nearly empty are compared faster in full.
+        self.in_full = self.sparse is None or FULL_SHARE * self.sparse.nnz > x.shape[0] * width
+        if not self.in_full and self.sparse is not None:
+            width = -(-self.sparse.nnz // max(1, x.shape[0]))
+        self.step = max(1, CHUNK_VALUES // max(1, width))
+        nodes = np.arange(x.shape[0])
+        self.norm = NORM_FLOOR + np.sqrt(self._products(nodes, nodes))
+
+    def likeness(self, left: Array, right: Array) -> Array:
+        """Return float64 (k,): the inner product of each pair of nodes, both of unit length."""
+        return self._products(left, right) / (self.norm[left] * self.norm[right])
+
+    def _products(self, left: Array, right: Array) -> Array:
+        products = np.empty(len(left))
+        for start in range(0, len(left), self.step):
+            pairs = slice(start, start + self.step)
+            ends = self._rows(left[pairs]), self._rows(right[pairs])
+            if self.in_full:
+                products[pairs] = np.einsum("ij,ij->i", *ends)
+            else:
+                products[pairs] = (ends[0] * ends[1]).sum(axis=1)
+        return products
+
+    def _rows(self, nodes: Array) -> Any:  # noqa: ANN401 - an array, or one of SciPy's
+        if self.dense is not None:
+            return np.asarray(self.dense[nodes], np.float32)
+        rows = self.sparse[nodes]  # one of the two is there
+        return rows.toarray() if self.in_full else rows
 
 
-def _inner_products(x: Array | CSRFeatures, left: Array, right: Array) -> Array:
-    """Return float64 (k,): the inner product of the features of each pair of nodes."""
-    products = np.empty(len(left))
-    for pairs in _row_slices(len(left), x):
-        if isinstance(x, CSRFeatures):
-            products[pairs] = _sparse_products(x, left[pairs], right[pairs])
-        else:
-            # Each product is a sum of its own, whatever pairs come with it.
-            ends = x[left[pairs]].astype(np.float32), x[right[pairs]].astype(np.float32)
-            products[pairs] = np.einsum("ij,ij->i", *ends)
-    return products
-
-
-def _sparse_products(x: CSRFeatures, left: Array, right: Array) -> Array:
+def _canonical(x: CSRFeatures) -> Any:  # noqa: ANN401 - SciPy has no types
+    """Return sparse features as SciPy's; a copy where columns of a row repeat or do not ascend."""
     import scipy.sparse
 
-    ends = []
-    for nodes in (left, right):
-        taken = x.take(nodes)
-        values = np.ones(len(taken.indices), np.float32) if taken.data is None else taken.data
-        rows = scipy.sparse.csr_array((values, taken.indices, taken.indptr), shape=taken.shape)
-        rows.sum_duplicates()
-        ends.append(rows)
-    return np.asarray((ends[0] * ends[1]).sum(axis=1))
-
-
-def _row_slices(count: int, x: Array | CSRFeatures) -> Iterator[slice]:
-    """Yield consecutive slices of so many rows of features as memory is meant for."""
-    width = x.shape[1]
-    if isinstance(x, CSRFeatures):
-        width = -(-len(x.indices) // max(1, x.shape[0]))
-    step = max(1, CHUNK_VALUES // max(1, width))
-    for start in range(0, count, step):
-        yield slice(start, min(count, start + step))
+    values = np.ones(len(x.indices), np.float32) if x.data is None else x.data
+    matrix = scipy.sparse.csr_array((values, x.indices, x.indptr), shape=x.shape)
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
+    return matrix

@@ -47,9 +47,11 @@ def by_definition(graph, u, v, c, fanout):
     return 100 * (likeness + 1 - np.mean([np.exp(-fanout / d) for d in degrees]))
 
 
+@pytest.mark.parametrize("full_share", [0, 16])
 @pytest.mark.parametrize("x", ["dense", "sparse", None])
 @pytest.mark.parametrize(("c", "fanout"), [(1.0, 25), (10.0, 3), (0.0, 1)])
-def test_weights_are_those_of_the_formula(x, c, fanout, monkeypatch):
+def test_weights_are_those_of_the_formula(x, c, fanout, full_share, monkeypatch):
+    monkeypatch.setattr(metis_ew, "FULL_SHARE", full_share)
     monkeypatch.setattr(metis_ew, "CHUNK_VALUES", 64)  # many small chunks
     graph = graph_of(x=x)
     found = weights_of(graph, c=c, fanout=fanout)
