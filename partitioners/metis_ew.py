@@ -82,10 +82,10 @@ class _Features:
     def __init__(self, x: Array | CSRFeatures) -> None:
         width = x.shape[1]
         self.dense = None if isinstance(x, CSRFeatures) else x
-        self.sparse = _canonical(x) if isinstance(x, CSRFeatures) else None
+        self.sparse: Any = _canonical(x) if isinstance(x, CSRFeatures) else None
         # Rows that are not nearly empty are compared faster in full.
         self.in_full = self.sparse is None or FULL_SHARE * self.sparse.nnz > x.shape[0] * width
-        if not self.in_full and self.sparse is not None:
+        if not self.in_full:
             width = -(-self.sparse.nnz // max(1, x.shape[0]))
         self.step = max(1, CHUNK_VALUES // max(1, width))
         nodes = np.arange(x.shape[0])
@@ -109,7 +109,7 @@ class _Features:
     def _rows(self, nodes: Array) -> Any:  # noqa: ANN401 - an array, or one of SciPy's
         if self.dense is not None:
             return np.asarray(self.dense[nodes], np.float32)
-        rows = self.sparse[nodes]  # one of the two is there
+        rows = self.sparse[nodes]
         return rows.toarray() if self.in_full else rows
 
 
