@@ -80,15 +80,17 @@ class _Features:
     """Features of which pairs of rows are compared, some at a time."""
 
     def __init__(self, x: Array | CSRFeatures) -> None:
-        width = x.shape[1]
+        num_nodes, width = x.shape
         self.dense = None if isinstance(x, CSRFeatures) else x
-        self.sparse: Any = _canonical(x) if isinstance(x, CSRFeatures) else None
-        # Rows that are not nearly empty are compared faster in full.
-        self.in_full = self.sparse is None or FULL_SHARE * self.sparse.nnz > x.shape[0] * width
-        if not self.in_full:
-            width = -(-self.sparse.nnz // max(1, x.shape[0]))
+        self.sparse: Any = None
+        self.in_full = True
+        if isinstance(x, CSRFeatures):
+            self.sparse = _canonical(x)
+            # Rows that are not nearly empty are compared faster in full.
+            self.in_full = FULL_SHARE * len(x.indices) > num_nodes * width
+            width = width if self.in_full else -(-len(x.indices) // max(1, num_nodes))
         self.step = max(1, CHUNK_VALUES // max(1, width))
-        nodes = np.arange(x.shape[0])
+        nodes = np.arange(num_nodes)
         self.norm = NORM_FLOOR + np.sqrt(self._products(nodes, nodes))
 
     def likeness(self, left: Array, right: Array) -> Array:
