@@ -36,7 +36,8 @@ class MetisEW(Metis):
     Source: Deshmukh et al., "Entropy Aware Training for Fast and Accurate Distributed GNN"
     (arXiv 2311.02399), whose weight has the exponential of the destination alone. METIS needs one
     weight for both directions: here the mean. O(E F) time beside METIS's own; memory beside
-    METIS's: 12 bytes a node and some 50 megabytes.
+    METIS's: 12 bytes a node, some 100 megabytes, and a copy of sparse features whose columns do not
+    ascend or repeat.
 
     Attributes:
         c: How much likeness counts. The source takes 10 for Flickr, 0.5 for Reddit and products,
