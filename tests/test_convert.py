@@ -115,15 +115,16 @@ def test_every_field_survives(tmp_path, changes, to):
 
 
 @pytest.mark.parametrize("to", FOREIGN)
-def test_sparse_features_arrive_in_full(tmp_path, to):
-    x = CSRFeatures(np.array([0, 2, 2, 3]), np.array([0, 3, 1]), np.array([1.0, 2, 3]), 4)
+@pytest.mark.parametrize("values", [None, np.array([1.0, 2, 3])], ids=["ones", "values"])
+def test_sparse_features_are_full_there_and_sparse_again_here(tmp_path, to, values):
+    x = CSRFeatures(np.array([0, 2, 2, 3]), np.array([0, 3, 1]), values, 4)
     graph = gd.graph_from_edges([0, 1], [1, 2], num_nodes=3, x=x)
-    own = write_own(graph, gd.Partition(np.array([1, 0, 1]), 2), tmp_path / "own")
-    assert_same_graph(read_own(own).graph().replace(x=None), graph.replace(x=None))
-    assert np.array_equal(read_own(own).graph().x.to_dense(), x.to_dense())
+    own = write_own(graph, gd.Partition(np.array([1, 0, 1]), 3), tmp_path / "own")
     convert_folder(own, to, tmp_path / "there")
-    back = READERS[to](tmp_path / "there").graph()
-    assert np.array_equal(back.x, x.to_dense())
+    held = READERS[to](tmp_path / "there").read(1).node["x"]
+    assert np.array_equal(held, x.to_dense()[[0, 2]])
+    convert_folder(tmp_path / "there", "gnn-dist", tmp_path / "back")
+    assert_same_folder(own, tmp_path / "back")
 
 
 @pytest.mark.parametrize("method", ["contiguous", "metis", "random"])

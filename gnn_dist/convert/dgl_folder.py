@@ -137,6 +137,7 @@ def read_dgl(config: Path, original_ids: Path | None = None) -> PartedGraph:
         num_classes=ours.get("num_classes"),
         edge_ids_given=ours.get("edge_ids_given", False),
         read=read,
+        sparse_x=ours.get("sparse_x"),
     )
 
 

@@ -41,7 +41,12 @@ def read_own(folder: Path) -> PartedGraph:
     def read(part: int) -> PartData:
         return _part(read_parts(folder, range(part, part + 1)), original, row_start, given)
 
-    return PartedGraph(meta.dataset, partition, meta.num_edges, meta.num_classes, given, read)
+    names, sparse = meta.arrays_of(0), None
+    if "x_indptr" in names:
+        sparse = "values" if "x_data" in names else "ones"
+    return PartedGraph(
+        meta.dataset, partition, meta.num_edges, meta.num_classes, given, read, sparse
+    )
 
 
 def write_own(parted: PartedGraph, out: Path, *, overwrite: bool = False) -> Meta:

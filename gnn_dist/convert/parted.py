@@ -57,6 +57,8 @@ class PartedGraph:
         edge_ids_given: Whether edge numbers are positions in the user's list of edges; otherwise
             they were made up when the folder was written.
         read: Reads one part.
+        sparse_x: Whether features were sparse before others' formats held them in full: `ones`
+            where every stored value was one, `values`, or None. They are made sparse again.
     """
 
     name: str
@@ -65,6 +67,7 @@ class PartedGraph:
     num_classes: int | None
     edge_ids_given: bool
     read: Callable[[int], PartData]
+    sparse_x: str | None = None
 
     def parts(self) -> Iterator[PartData]:
         """Read all parts, one after the other, and check that they are the whole graph.
@@ -84,6 +87,9 @@ class PartedGraph:
                     f"got {len(data.node_id)}, or others: write the folder again"
                 )
             num_edges += len(data.src)
+            x = data.node.get("x")
+            if self.sparse_x and isinstance(x, np.ndarray):
+                data = replace(data, node={**data.node, "x": _sparse(x, self.sparse_x)})
             yield data
         if num_edges != self.num_edges:
             raise ShardFormatError(
@@ -126,6 +132,7 @@ def our_record(parted: PartedGraph) -> dict[str, Any]:
         "dataset": parted.name,
         "num_classes": parted.num_classes,
         "edge_ids_given": parted.edge_ids_given,
+        "sparse_x": parted.sparse_x,
         "method": parted.partition.method,
         "options": parted.partition.options,
         "notes": list(parted.partition.notes),
@@ -135,6 +142,14 @@ def our_record(parted: PartedGraph) -> dict[str, Any]:
 def dense(values: Array | CSRFeatures) -> Array:
     """Return an array of its own, which may be changed; sparse features in full."""
     return values.to_dense() if isinstance(values, CSRFeatures) else np.array(values)
+
+
+def _sparse(x: Array, kind: str) -> CSRFeatures:
+    stored = x != 0
+    rows, columns = np.nonzero(stored)
+    counts = np.bincount(rows, minlength=len(x))
+    values = None if kind == "ones" and (x[stored] == 1).all() else x[stored]
+    return CSRFeatures(np.concatenate([[0], np.cumsum(counts)]), columns, values, x.shape[1])
 
 
 def part_of_edges(data: PartData, dst: Array, *, by_number: bool) -> PartData:

@@ -110,6 +110,7 @@ def read_pyg(folder: Path) -> PartedGraph:
         num_classes=ours.get("num_classes"),
         edge_ids_given=ours.get("edge_ids_given", True),
         read=read,
+        sparse_x=ours.get("sparse_x"),
     )
 
 
