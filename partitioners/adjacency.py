@@ -23,11 +23,13 @@ class UndirectedRows(NamedTuple):
     """Consecutive rows of an undirected graph in CSR.
 
     Attributes:
+        start: The first row.
         degree: int64 (r,), neighbours of each row.
         neighbours: int64 (k,), row after row, ascending.
         multiplicity: int64 (k,), how many directed edges each entry stands for, at least one.
     """
 
+    start: int
     degree: Array
     neighbours: Array
     multiplicity: Array
@@ -72,7 +74,7 @@ def undirected_rows(graph: Graph) -> Iterator[UndirectedRows]:
         row, neighbour = np.divmod(pairs, num_nodes)
         proper = neighbour != row + rows.start
         degree = np.bincount(row[proper], minlength=rows.stop - rows.start)
-        yield UndirectedRows(degree, neighbour[proper], multiplicity[proper])
+        yield UndirectedRows(rows.start, degree, neighbour[proper], multiplicity[proper])
 
 
 def internal_degree(graph: Graph, assignment: Array) -> Array:

@@ -1,6 +1,7 @@
 """METIS: multilevel partitioning for a small edge cut, the best quality of the methods here."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,16 +11,17 @@ from numpy.typing import NDArray
 
 from gnn_dist.errors import PartitionError
 from gnn_dist.graph import Graph
-from gnn_dist.partitioners.adjacency import has_neighbours, undirected_rows
+from gnn_dist.partitioners.adjacency import UndirectedRows, has_neighbours, undirected_rows
 from gnn_dist.partitioners.balance import Balance
 from gnn_dist.partitioners.balanced import Balanced
 from gnn_dist.partitioners.child_process import run_metis, write_integers
 from gnn_dist.partitioners.options import check_choice, check_integer
 from gnn_dist.partitioners.repair import deal_out
 
-__all__ = ["Metis"]
+__all__ = ["EdgeWeights", "Metis"]
 
 Array = NDArray[Any]
+EdgeWeights = Callable[[UndirectedRows], Array]
 
 OBJECTIVES = ("cut", "volume")  # in the order of METIS's own numbers for them
 MAX_EDGE_WEIGHT = 1000  # sums stay far from overflow, and one heavy pair cannot rule the coarsening
@@ -92,7 +94,7 @@ class Metis(Balanced):
         try:
             with tempfile.TemporaryDirectory(prefix="gnn-dist-metis-") as name:
                 folder = Path(name)
-                core = _write_core(folder, graph)
+                core = _write_core(folder, graph, self._edge_weights(graph))
                 if len(core) <= balance.num_parts:
                     return core, np.arange(len(core), dtype=np.int32), False
                 # Here the private copy exists on disk alone.
@@ -109,6 +111,11 @@ class Metis(Balanced):
                 f"{error}: set TMPDIR to a folder with room for {32 * graph.num_edges} bytes"
             ) from error
 
+    def _edge_weights(self, graph: Graph) -> EdgeWeights:
+        """Return what computes the weights of some rows' entries: integers of at least one."""
+        del graph
+        return lambda rows: np.minimum(rows.multiplicity, MAX_EDGE_WEIGHT)
+
     def _is_recursive(self, balance: Balance) -> bool:
         if self.recursive is not None:
             return self.recursive
@@ -123,12 +130,12 @@ class Metis(Balanced):
         }
 
 
-def _write_core(folder: Path, graph: Graph) -> Array:
+def _write_core(folder: Path, graph: Graph, edge_weights: EdgeWeights) -> Array:
     """Write the graph as METIS takes it; return the int64 ids of the nodes it holds."""
     connected = has_neighbours(graph)
     core = np.flatnonzero(connected)
     new_id = np.cumsum(connected) - 1
-    multiplicities: set[int] = set()
+    extremes: set[int] = set()
     degrees = []
     with (
         (folder / "indices.int64").open("wb") as indices,
@@ -137,10 +144,11 @@ def _write_core(folder: Path, graph: Graph) -> Array:
         for rows in undirected_rows(graph):
             degrees.append(rows.degree)
             write_integers(indices, new_id[rows.neighbours])
-            write_integers(edge_weight, np.minimum(rows.multiplicity, MAX_EDGE_WEIGHT))
-            if len(rows.multiplicity):
-                multiplicities |= {int(rows.multiplicity.min()), int(rows.multiplicity.max())}
-    if len(multiplicities) <= 1:  # equal weights say nothing
+            values = edge_weights(rows)
+            write_integers(edge_weight, values)
+            if len(values):
+                extremes |= {int(values.min()), int(values.max())}
+    if len(extremes) <= 1:  # equal weights say nothing
         (folder / "edge_weight.int64").unlink()
     with (folder / "indptr.int64").open("wb") as indptr:
         write_integers(indptr, np.zeros(1))

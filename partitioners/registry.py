@@ -17,6 +17,7 @@ from gnn_dist.partitioners.hdrf import Hdrf
 from gnn_dist.partitioners.ldg import Ldg
 from gnn_dist.partitioners.libra import Libra
 from gnn_dist.partitioners.metis import Metis
+from gnn_dist.partitioners.metis_ew import MetisEW
 from gnn_dist.partitioners.metis_stream import MetisStream
 from gnn_dist.partitioners.mtkahypar import MtKaHyPar
 from gnn_dist.partitioners.options import check_integer
@@ -34,6 +35,7 @@ EDGE_CUT: tuple[type[Partitioner], ...] = (
     Fennel,
     Ldg,
     Metis,
+    MetisEW,
     MetisStream,
     MtKaHyPar,
     RandomHash,

@@ -76,6 +76,7 @@ def test_the_readmes_commands_exist():
             commands.PartitionCommand,
             commands.Evaluate,
             commands.Inspect,
+            commands.Convert,
         )
         for name in command.__dataclass_fields__
     }

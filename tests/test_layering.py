@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BASE = {"errors", "arrays", "features", "graph", "partition", "edge_partition"}
+BASE = {"errors", "arrays", "features", "graph", "partition", "edge_partition", "partition_entropy"}
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = [
     {"errors"},
-    {"arrays", "features", "graph", "partition", "edge_partition"},
+    {"arrays", "features", "graph", "partition", "edge_partition", "partition_entropy"},
     {"ops"},
     {"shard", "interop"},
+    {"convert", "report"},
     {"comm", "profile"},
     {"halo"},
     {"nn"},
@@ -89,6 +90,11 @@ def test_no_relative_imports():
         "gnn_dist.datasets",
         "gnn_dist.partitioners",
         "gnn_dist.shard.format",
+        "gnn_dist.convert",
+        "gnn_dist.convert.own_folder",
+        "gnn_dist.convert.pyg_folder",
+        "gnn_dist.convert.dgl_folder",
+        "gnn_dist.report",
         "gnn_dist.shard.reader",
         "gnn_dist.train.config",
         "gnn_dist.launch.local",

@@ -72,6 +72,7 @@ def _run(words: list[str], rank: int) -> int:
         Annotated[commands.Datasets, sub("datasets")]
         | Annotated[commands.PartitionCommand, sub("partition")]
         | Annotated[commands.Inspect, sub("inspect")]
+        | Annotated[commands.Convert, sub("convert")]
         | Annotated[commands.Train, sub("train")]
         | Annotated[commands.Evaluate, sub("evaluate")]
     )

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
 from gnn_dist.cli.arguments import as_flags, load_yaml
+from gnn_dist.cli.convert import Convert
+from gnn_dist.cli.environment import Command, Environment
+from gnn_dist.cli.inspect import Inspect
 from gnn_dist.cli.tables import dataset_table, quality_table
 from gnn_dist.comm.detect import LaunchInfo
 from gnn_dist.errors import ConfigError, ShardFormatError
@@ -30,6 +33,7 @@ from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig, check_split
 
 __all__ = [
     "Command",
+    "Convert",
     "Datasets",
     "Environment",
     "Evaluate",
@@ -39,26 +43,6 @@ __all__ = [
     "option_types",
     "with_resumed_config",
 ]
-
-
-@dataclass(frozen=True)
-class Environment:
-    """What a command knows beside its own options.
-
-    Attributes:
-        root: `GNN_DIST_DATA`, where datasets lie when `--root` does not say.
-        default_dataset: The dataset that a YAML file names.
-    """
-
-    root: str | None
-    default_dataset: str = ""
-
-
-class Command(Protocol):
-    """A parsed command."""
-
-    def run(self, environment: Environment) -> int:
-        """Do it; return the exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +65,9 @@ class Datasets:
 class _Partitioning:
     """Options of loading a dataset and partitioning it."""
 
-    method: Literal["metis", "random", "contiguous", "libra", "hdrf", "dbh", "2ps-l"] = "metis"
+    method: Literal[
+        "metis", "metis-ew", "random", "contiguous", "libra", "hdrf", "dbh", "2ps-l"
+    ] = "metis"
     """Partitioner. libra, hdrf, dbh and 2ps-l cut nodes, the others edges."""
     balance: Literal["nodes", "edges"] = "edges"
     """What parts have equally many of (metis, contiguous)."""
@@ -141,25 +127,6 @@ class PartitionCommand(_Partitioning):
             )
         meta = self.write(dataset, self.parts, out, environment.root, self.overwrite)
         print(quality_table(meta, str(out)))
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inspect:
-    """Print what a partition folder holds and how good the partition is.
-
-    Example: gnn-dist inspect parts/cora
-    """
-
-    folder: Positional[str]
-    """Partition folder."""
-    json: bool = False
-    """Print JSON."""
-
-    def run(self, environment: Environment) -> int:
-        """Print the report."""
-        del environment
-        print(quality_table(read_meta(self.folder), self.folder, as_json=self.json))
         return 0
 
 
@@ -305,7 +272,7 @@ def with_resumed_config(words: Sequence[str]) -> list[str]:
 
 def option_types() -> dict[str, object]:
     """Return the type of every option of every command, by name with underscores."""
-    classes = (Datasets, PartitionCommand, Inspect, Train, Evaluate)
+    classes = (Datasets, PartitionCommand, Inspect, Convert, Train, Evaluate)
     return {field.name: field.type for command in classes for field in fields(command)}
 
 

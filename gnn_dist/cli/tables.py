@@ -1,14 +1,14 @@
 """What commands print: plain tables, or the same as JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from gnn_dist.datasets import DatasetInfo
 from gnn_dist.shard.format import Meta
 
-__all__ = ["dataset_table", "quality_table", "text_table"]
+__all__ = ["comparison_table", "dataset_table", "quality_table", "text_table"]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -39,10 +39,8 @@ def dataset_table(infos: Sequence[DatasetInfo], *, as_json: bool) -> str:
     return text_table(header, rows)
 
 
-def quality_table(meta: Meta, folder: str, *, as_json: bool = False) -> str:
+def quality_table(meta: Meta, folder: str) -> str:
     """Return what a partition folder holds and what its partition costs."""
-    if as_json:
-        return json.dumps(_quality_values(meta), indent=1)
     quality = meta.quality
     balance = quality["balance"]
     options = " ".join(f"{k}={v}" for k, v in meta.partitioner["options"].items())
@@ -53,6 +51,7 @@ def quality_table(meta: Meta, folder: str, *, as_json: bool = False) -> str:
         _cut_line(quality),
         f"replication factor  {quality['replication_factor']:.3f}",
         "max / mean          " + ", ".join(f"{k} {v:.3f}" for k, v in balance.items()),
+        *_entropy_lines(quality.get("label_entropy")),
         *(f"note: {note}" for note in meta.partitioner["notes"]),
         "",
         _part_table(quality),
@@ -67,19 +66,49 @@ def _cut_line(quality: dict[str, Any]) -> str:
     return f"edge cut            {quality['edge_cut']:,} ({quality['edge_cut_fraction']:.1%})"
 
 
+def comparison_table(
+    folders: Sequence[str], rows: Mapping[str, Sequence[float | str | None]], *, as_json: bool
+) -> str:
+    """Return partitions side by side, a column for each folder."""
+    if as_json:
+        columns = [
+            {"folder": folder, **{name: values[i] for name, values in rows.items()}}
+            for i, folder in enumerate(folders)
+        ]
+        return json.dumps(columns, indent=1)
+    body = [(name, *(_cell(name, value) for value in values)) for name, values in rows.items()]
+    return text_table(("", *folders), body)
+
+
+def _cell(name: str, value: float | str | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if name == "edge cut":
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+
+
+def _entropy_lines(entropy: dict[str, Any] | None) -> list[str]:
+    if not entropy:
+        return []
+    averaged = ", averaged over labels" if entropy["task"] == "multilabel" else ""
+    return [
+        f"label entropy       mean {entropy['mean']:.3f}, spread {entropy['spread']:.3f}, whole "
+        f"graph {entropy['whole']:.3f} bits ({entropy['basis']} nodes{averaged})"
+    ]
+
+
 def _part_table(quality: dict[str, Any]) -> str:
     titles = ("nodes", "edges", "halo", "clones", "train")
     columns = {title: quality.get(f"num_{title}") for title in titles}
     present = {title: values for title, values in columns.items() if values is not None}
+    entropy = quality.get("label_entropy")
+    if entropy:
+        present["entropy"] = ["-" if h is None else f"{h:.3f}" for h in entropy["entropy"]]
     rows = [
-        (str(part), *(f"{values[part]:,}" for values in present.values()))
+        (str(part), *(_cell("", values[part]) for values in present.values()))
         for part in range(len(quality["num_nodes"]))
     ]
     return text_table(("part", *present), rows)
-
-
-def _quality_values(meta: Meta) -> dict[str, Any]:
-    values = asdict(meta)
-    for bulky in ("arrays", "structures"):
-        del values[bulky]
-    return values

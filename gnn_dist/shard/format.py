@@ -32,6 +32,7 @@ from gnn_dist.edge_partition import (
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
 from gnn_dist.graph import CSRFeatures, Graph
 from gnn_dist.partition import Partition, PartitionBook, PartitionQuality, measure_quality
+from gnn_dist.partition_entropy import measure_label_entropy
 from gnn_dist.shard.part_files import ArrayRow, part_name, write_part
 from gnn_dist.shard.part_structure import part_structures
 
@@ -79,7 +80,8 @@ class Meta:
             exactly one part.
         symmetric: Whether each edge has its reverse, as often and with equal weight.
         partitioner: `method`, `options` and `notes` of the partition.
-        quality: `PartitionQuality.to_dict()` or `EdgePartitionQuality.to_dict()`.
+        quality: `PartitionQuality.to_dict()` or `EdgePartitionQuality.to_dict()`, and where there
+            are labels `label_entropy`: `LabelEntropy.to_dict()`.
         structures: Named indptr/indices pairs over the same ids, and what `rows` they have:
             `owned`, or `local` (owned, then halo).
         arrays: One row for every array of every part.
@@ -173,7 +175,7 @@ def write_partition(
                 "options": partition.options,
                 "notes": list(partition.notes),
             },
-            quality=quality.to_dict(),
+            quality=quality,
             structures=(
                 {
                     "name": "edges",
@@ -291,11 +293,21 @@ def _move_into_place(temporary: Path, out: Path) -> None:
 
 def _measured(
     graph: Graph, partition: Partition | EdgePartition
-) -> tuple[str, Partition, PartitionQuality | EdgePartitionQuality]:
+) -> tuple[str, Partition, dict[str, Any]]:
     """Return the kind of cut, the partition of nodes, and the quality."""
     if isinstance(partition, Partition):
-        return "edge", partition, measure_quality(graph, partition)
-    return "vertex", partition.nodes, measure_edge_quality(graph, partition)
+        cut, nodes = "edge", partition
+        quality = measure_quality(graph, partition).to_dict()
+    else:
+        cut, nodes = "vertex", partition.nodes
+        quality = measure_edge_quality(graph, partition).to_dict()
+    if graph.y is not None:
+        entropy = measure_label_entropy(
+            graph.y, nodes.assignment, nodes.num_parts, train_mask=graph.train_mask
+        )
+        if entropy is not None:
+            quality["label_entropy"] = entropy.to_dict()
+    return cut, nodes, quality
 
 
 def _fingerprint(graph: Graph) -> str:
