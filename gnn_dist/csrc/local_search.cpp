@@ -35,8 +35,9 @@ struct Move {
   int32_t node, from, to;
 };
 
-// Searches do not go on along larger nets: their pins hardly have to do with each other.
-constexpr int64_t kMostPins = 300;
+// Searches do not go on along larger nets, whose pins hardly have to do with each other, nor to
+// nodes of more nets, which are near everything and dear to move. They only start from these.
+constexpr int64_t kMostPins = 300, kMostNets = 1000;
 
 // An assignment, with what each move from it would gain.
 class Gains {
@@ -214,6 +215,7 @@ class Searches {
     near_.clear();
     gains_.move(move.node, move.to, [&](int32_t pin) {
       if (seen_[pin] == move.node || state_[pin] == kMoved) return;
+      if (gains_.graph().nets.size(pin) > kMostNets) return;
       seen_[pin] = move.node;
       near_.push_back(pin);
     });

@@ -5,32 +5,38 @@ Arguments are those of the operators in `csrc/`, raw tensors. Nothing here is di
 
 from gnn_dist.ops.reference import (
     attention,
+    clusters,
     dot_attention,
     draws,
     edge_softmax,
     gat,
     gatv2,
+    local_search,
     memory,
     quantize,
     rows,
     sampling,
     sddmm,
+    smooth,
     spmm,
     structure,
 )
 
 __all__ = [
     "attention",
+    "clusters",
     "dot_attention",
     "draws",
     "edge_softmax",
     "gat",
     "gatv2",
+    "local_search",
     "memory",
     "quantize",
     "rows",
     "sampling",
     "sddmm",
+    "smooth",
     "spmm",
     "structure",
 ]
