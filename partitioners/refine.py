@@ -21,6 +21,7 @@ Array = NDArray[Any]
 ALPHAS = (0.9, 0.9, 0.8, 0.8, 0.7, 0.6, 0.5, 0.3, 0.1, 0.0)
 BATCHES = 8  # in which the nodes of a smoothed pass choose
 CLUSTER_SHARE = 0.1  # of a part, the most that a cluster of several nodes weighs
+ROOM = 0.98  # of the limits, to which parts are brought to have something to move
 COARSEST = 40  # nodes a part
 MOST_PINS = 300  # of a net that clusters are found by
 SEARCH_BYTES = 12  # of a local search, a node and part
@@ -60,6 +61,7 @@ class Refinement:
 
     Attributes:
         cycles: V-cycles at most; they end when one brings less than 0.1 per cent.
+        shakes: How often to make room below the limits and start again, at most.
         rounds: Searches from every node at most, on each level of a cycle.
         patience: Moves without a new best after which one search gives up.
         search_edges: Graphs of more edges have smoothed passes alone, in O(E) time each.
@@ -68,6 +70,7 @@ class Refinement:
     """
 
     cycles: int = 3
+    shakes: int = 2
     rounds: int = 8
     patience: int = 10
     search_edges: int = 5_000_000
@@ -75,7 +78,7 @@ class Refinement:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("cycles", "rounds", "search_edges", "max_bytes"):
+        for name in ("cycles", "shakes", "rounds", "search_edges", "max_bytes"):
             object.__setattr__(self, name, check_integer(name, getattr(self, name), 0, 2**62))
         for name, low in (("patience", 1), ("seed", 0)):
             object.__setattr__(self, name, check_integer(name, getattr(self, name), low, 2**31))
@@ -103,6 +106,9 @@ def refine(
     Deterministic, and the same for any number of threads. O(E log E) time a cycle in practice; some
     60 bytes an edge and, on each level, 12 a node and part. Graphs of more than `search_edges`
     edges, or that need too much memory, have `smooth` instead.
+
+    Limits that are reached leave nothing to move. So parts are then brought some way below them,
+    those nodes first that cost least, and the cycles are repeated from there.
 
     Source: "Engineering a direct k-way Hypergraph Partitioning Algorithm" (Akhremtsev et al., 2017)
     for the cycles; "Memetic Multilevel Hypergraph Partitioning" (Andre et al., arXiv 1710.01968)
@@ -137,19 +143,15 @@ def refine(
     table_bytes = SEARCH_BYTES * graph.num_nodes * len(balance.limits)
     if graph.num_edges > options.search_edges or table_bytes > options.max_bytes:
         return smooth(graph, start, balance, options)
-    hypergraph = hypergraph_of(graph, _columns(balance.weights))
-    limits = np.ascontiguousarray(balance.limits, np.int64)
-    best = _search(hypergraph, start, limits, options, options.seed)
-    for i, other in enumerate(others):
-        other = _checked(graph, other, balance)
-        best = _v_cycle(hypergraph, (best, other), limits, options, options.seed + 1000 * i)
-    value = connectivity(hypergraph, best)
-    for cycle in range(options.cycles):
-        best = _v_cycle(hypergraph, (best, best), limits, options, options.seed + 100 * cycle)
-        before, value = value, connectivity(hypergraph, best)
-        if before - value <= value // 1000:
-            break
-    return best
+    job = _Job(
+        hypergraph_of(graph, _columns(balance.weights)),
+        np.ascontiguousarray(balance.limits, np.int64),
+        options,
+    )
+    best = smooth(graph, job.repaired(start), balance, options)
+    for other in others:
+        best = job.v_cycle((best, _checked(graph, other, balance)))
+    return job.shaken(job.cycled(best))
 
 
 def smooth(
@@ -205,51 +207,117 @@ def _costs(alpha: float) -> Array:
     return costs
 
 
-def _v_cycle(
-    hypergraph: Hypergraph,
-    pair: tuple[Array, Array],
-    limits: Array,
-    options: Refinement,
-    seed: int,
-) -> Array:
-    """Coarsen as long as that makes the hypergraph smaller, then search on every level."""
-    part = pair[0]
-    labels = np.unique(pair[0].astype(np.int64) * len(limits) + pair[1], return_inverse=True)[1]
-    labels = labels.astype(np.int32)
-    # Limits above the total say nothing about the size of parts.
-    total = hypergraph.node_weight.sum(axis=0)
-    most = (CLUSTER_SHARE * np.minimum(limits.min(axis=0), total)).astype(np.int64)
-    levels = []
-    while hypergraph.num_nodes > COARSEST * len(limits):
-        clusters = _call(
-            "cluster_nodes", *hypergraph.arrays, most, labels, MOST_PINS, seed + len(levels)
-        ).numpy()
-        coarse = contract(hypergraph, clusters)
-        if coarse.num_nodes > 0.95 * hypergraph.num_nodes:
-            break
-        levels.append((hypergraph, clusters))
-        part, labels = (_of_clusters(values, clusters) for values in (part, labels))
-        hypergraph = coarse
-    part = _search(hypergraph, part, limits, options, seed)
-    for finer, clusters in reversed(levels):
-        part = _search(finer, part[clusters], limits, options, seed)
-    return part
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What stays the same while one assignment is refined."""
+
+    hypergraph: Hypergraph
+    limits: Array
+    options: Refinement
+
+    def repaired(self, part: Array) -> Array:
+        """Bring parts to their limits, if possible by way of tighter ones, which leave room."""
+        before = self._excess(part)
+        if before == 0:
+            return part
+        for limits in (self._tight_limits(), self.limits):
+            moved = self._search(self.hypergraph, part, limits, rounds=0)
+            after = self._excess(moved)
+            if after == 0 or (after <= before and limits is self.limits):
+                return moved
+        return part
+
+    def cycled(self, part: Array) -> Array:
+        """Repeat V-cycles while they help."""
+        value = connectivity(self.hypergraph, part)
+        for cycle in range(self.options.cycles):
+            part = self.v_cycle((part, part), 100 * cycle)
+            before, value = value, connectivity(self.hypergraph, part)
+            if before - value <= value // 1000:
+                break
+        return part
+
+    def shaken(self, best: Array) -> Array:
+        """Make room below the limits and repeat cycles from there, while that helps."""
+        if self._excess(best):
+            return best
+        value = connectivity(self.hypergraph, best)
+        for _ in range(self.options.shakes):
+            moved = self._search(self.hypergraph, best, self._tight_limits(), rounds=0)
+            if self._excess(moved):
+                break
+            moved = self.cycled(moved)
+            before, after = value, connectivity(self.hypergraph, moved)
+            if after < value:
+                best, value = moved, after
+            if before - after <= value // 1000:
+                break
+        return best
+
+    def v_cycle(self, pair: tuple[Array, Array], stir: int = 0) -> Array:
+        """Coarsen as long as that makes the hypergraph smaller, then search on every level."""
+        part, hypergraph = pair[0], self.hypergraph
+        labels = _joint_labels(*pair)
+        # Limits above the total say nothing about the size of parts.
+        total = hypergraph.node_weight.sum(axis=0)
+        most = (CLUSTER_SHARE * np.minimum(self.limits.min(axis=0), total)).astype(np.int64)
+        levels: list[tuple[Hypergraph, Array]] = []
+        while hypergraph.num_nodes > COARSEST * len(self.limits):
+            key = self.options.seed + stir + len(levels)
+            clusters = _call(
+                "cluster_nodes", *hypergraph.arrays, most, labels, MOST_PINS, key
+            ).numpy()
+            coarse = contract(hypergraph, clusters)
+            if coarse.num_nodes > 0.95 * hypergraph.num_nodes:
+                break
+            levels.append((hypergraph, clusters))
+            part, labels = (_of_clusters(values, clusters) for values in (part, labels))
+            hypergraph = coarse
+        part = self._search(hypergraph, part, self.limits, stir=stir)
+        for finer, clusters in reversed(levels):
+            part = self._search(finer, part[clusters], self.limits, stir=stir)
+        return part
+
+    def _search(
+        self,
+        hypergraph: Hypergraph,
+        part: Array,
+        limits: Array,
+        *,
+        rounds: int | None = None,
+        stir: int = 0,
+    ) -> Array:
+        rounds = self.options.rounds if rounds is None else rounds
+        state = (*hypergraph.arrays, limits, part)
+        key = self.options.seed + stir
+        found: Array = _call("local_search", *state, self.options.patience, rounds, key).numpy()
+        return found
+
+    def _tight_limits(self) -> Array:
+        mean = -(-self.hypergraph.node_weight.sum(axis=0) // len(self.limits))
+        tight = np.maximum((ROOM * self.limits).astype(np.int64), mean)
+        least: Array = np.minimum(tight, self.limits)
+        return least
+
+    def _excess(self, part: Array) -> float:
+        """Return how far parts are above their limits, each weight in fair shares."""
+        weights = self.hypergraph.node_weight
+        loads = np.zeros(self.limits.shape, np.int64)
+        np.add.at(loads, part, weights)
+        share = np.maximum(1, weights.sum(axis=0)) / len(self.limits)
+        return float((np.maximum(0, loads - self.limits) / share).sum())
+
+
+def _joint_labels(first: Array, second: Array) -> Array:
+    """Return int32 (N,), equal where both assignments are."""
+    both = first.astype(np.int64) * (int(second.max()) + 1) + second
+    return np.unique(both, return_inverse=True)[1].astype(np.int32)
 
 
 def _of_clusters(values: Array, clusters: Array) -> Array:
-    out = np.zeros(int(clusters.max(initial=-1)) + 1, np.int32)
+    out: Array = np.zeros(int(clusters.max(initial=-1)) + 1, np.int32)
     out[clusters] = values
     return out
-
-
-def _search(
-    hypergraph: Hypergraph, part: Array, limits: Array, options: Refinement, seed: int
-) -> Array:
-    found: Array = _call(
-        "local_search",
-        *(*hypergraph.arrays, limits, part, options.patience, options.rounds, seed),
-    ).numpy()
-    return found
 
 
 def _call(kernel: str, *arguments: Any) -> Any:  # noqa: ANN401 - what kernels take and return

@@ -89,7 +89,7 @@ def _relieve(state: State, draws: list[int], moves: list[tuple[int, int]], *, le
     def push(v: int) -> None:
         found = _cheapest(state, v, level)
         if found:
-            heapq.heappush(heap, (found[0], draws[v] % 2**32, v, found[1]))
+            heapq.heappush(heap, (found[0], -(draws[v] % 2**32), v, found[1]))
 
     for v in range(len(state.part)):
         push(v)
