@@ -1,9 +1,8 @@
 // Local search on the connectivity of a hypergraph: the sum over nets of their weight times the
 // number of parts that hold a pin of them.
 //
-// Source: "Multi-threaded hypergraph partitioning" as in "Scalable Shared-Memory Hypergraph
-// Partitioning" (Gottesbueren et al., arXiv 2010.10272), sections 4 and 5: searches that start from
-// single boundary nodes, a table of gains, and a rebalancer.
+// Source: "Scalable Shared-Memory Hypergraph Partitioning" (Gottesbueren et al., arXiv 2010.10272):
+// searches that start from single boundary nodes, a table of gains, and a rebalancer.
 #include <queue>
 
 #include "draws.h"
