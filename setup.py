@@ -1,5 +1,6 @@
 """Install metadata. Tool settings and the build system are in pyproject.toml."""
 
+import os
 import platform
 import re
 import shutil
@@ -68,6 +69,19 @@ def instruction_sets() -> dict[str, list[str]]:
     }
 
 
+def included(path: Path) -> set[Path]:
+    """Return a source file and the headers of ours that it includes, directly or not."""
+    found, waiting = {path}, [path]
+    while waiting:
+        current = waiting.pop()
+        for name in re.findall(r'^#include "([^"]+)"', current.read_text(), re.MULTILINE):
+            header = Path(os.path.normpath(current.parent / name))
+            if header not in found:
+                found.add(header)
+                waiting.append(header)
+    return found
+
+
 class BuildKernels(build_ext):
     """Compiles csrc/*.cpp once and csrc/hot/*.cpp once per instruction set."""
 
@@ -122,7 +136,7 @@ class BuildKernels(build_ext):
 
         out = Path(self.build_temp) / name
         made = out / path.with_suffix(".o")
-        inputs = [path, Path(__file__), *CSRC.glob("*.h")]
+        inputs = [Path(__file__), *included(path)]
         if made.exists() and made.stat().st_mtime > max(p.stat().st_mtime for p in inputs):
             return str(made)
         # Python's own options may allow signed overflow; other builds of Python do not.
