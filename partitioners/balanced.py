@@ -19,6 +19,7 @@ from gnn_dist.partitioners.balance import (
     parse_constraints,
 )
 from gnn_dist.partitioners.options import check_number
+from gnn_dist.partitioners.refine import repair
 from gnn_dist.partitioners.repair import fill_empty_parts
 
 __all__ = ["BalanceOptions", "Balanced"]
@@ -67,7 +68,7 @@ class Balanced(BalanceOptions):
     """What partitioners of a graph in memory under any constraints have in common.
 
     A subclass has a `name` and says how it assigns nodes; what is the same for all is done here:
-    trivial numbers of parts, and parts that the search left empty.
+    trivial numbers of parts, parts that the search left empty, and those it left above a limit.
     """
 
     name: ClassVar[str]
@@ -101,6 +102,8 @@ class Balanced(BalanceOptions):
                 f"{self.name} left {num_empty} of {num_parts} parts empty: {moved} nodes of the "
                 "largest parts were moved there",
             )
+        if not balance.is_met(assignment):
+            assignment = repair(graph, assignment, balance)
         return Partition(assignment, num_parts, notes=notes)
 
     def assign(self, graph: Graph, balance: Balance) -> tuple[Array, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from gnn_dist.graph import Graph
 from gnn_dist.partitioners.hypergraph import Hypergraph, connectivity, contract, hypergraph_of
 from gnn_dist.partitioners.options import check_integer
 
-__all__ = ["Limited", "Refinement", "Structure", "refine", "smooth"]
+__all__ = ["Limited", "Refinement", "Structure", "refine", "repair", "smooth"]
 
 Array = NDArray[Any]
 
@@ -140,18 +140,40 @@ def refine(
     start = _checked(graph, assignment, balance)
     if graph.num_nodes == 0 or len(balance.limits) == 1:
         return start
-    table_bytes = SEARCH_BYTES * graph.num_nodes * len(balance.limits)
-    if graph.num_edges > options.search_edges or table_bytes > options.max_bytes:
+    if graph.num_edges > options.search_edges or not _fits(graph, balance, options):
         return smooth(graph, start, balance, options)
-    job = _Job(
-        hypergraph_of(graph, _columns(balance.weights)),
-        np.ascontiguousarray(balance.limits, np.int64),
-        options,
-    )
+    job = _Job.of(graph, balance, options)
     best = smooth(graph, job.repaired(start), balance, options)
     for other in others:
         best = job.v_cycle((best, _checked(graph, other, balance)))
     return job.shaken(job.cycled(best))
+
+
+def repair(
+    graph: Graph, assignment: Array, balance: Limited, options: Refinement = DEFAULT
+) -> Array:
+    """Move nodes out of parts that are above their limits, those that cost least; no more.
+
+    Args:
+        graph: The graph.
+        assignment: Integer (N,), parts in [0, P).
+        balance: Weights and limits.
+        options: `max_bytes`; a graph that needs more is left as it is.
+
+    Returns:
+        int32 (N,). Within the limits if that was found, else not further above them.
+    """
+    start = _checked(graph, assignment, balance)
+    weights = _columns(balance.weights)
+    loads = np.stack([np.bincount(start, column, len(balance.limits)) for column in weights.T], 1)
+    if (loads <= balance.limits).all() or not _fits(graph, balance, options):
+        return start
+    return _Job.of(graph, balance, options).repaired(start)
+
+
+def _fits(graph: Graph, balance: Limited, options: Refinement) -> bool:
+    """Return whether the tables of local searches are within the memory allowed."""
+    return SEARCH_BYTES * graph.num_nodes * len(balance.limits) <= options.max_bytes
 
 
 def smooth(
@@ -214,6 +236,15 @@ class _Job:
     hypergraph: Hypergraph
     limits: Array
     options: Refinement
+
+    @classmethod
+    def of(cls, graph: Graph, balance: Limited, options: Refinement) -> "_Job":
+        """Return the job of a graph in memory."""
+        return cls(
+            hypergraph_of(graph, _columns(balance.weights)),
+            np.ascontiguousarray(balance.limits, np.int64),
+            options,
+        )
 
     def repaired(self, part: Array) -> Array:
         """Bring parts to their limits, if possible by way of tighter ones, which leave room."""
