@@ -12,19 +12,18 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnn_dist.arrays import csr_take
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
-from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph
-from gnn_dist.partition import Partition, PartitionBook, PartitionQuality, measure_quality
+from gnn_dist.graph import CSRFeatures, Graph
+from gnn_dist.partition import Partition, PartitionBook, PartitionQuality
+from gnn_dist.shard.writer import ArrayRow, Progress, part_name, write_parts
 
 __all__ = [
     "FORMAT_VERSION",
@@ -43,27 +42,6 @@ META_FILE = "meta.json"
 QUALITY_KEYS = {f.name for f in fields(PartitionQuality)} | {"balance"}
 PARTITIONER_KEYS = {"method", "options", "notes"}
 FEATURE_NAMES = ("x", "x_indptr", "x_indices", "x_data")
-
-
-@dataclass(frozen=True)
-class ArrayRow:
-    """One array of one part, as `meta.json` lists it.
-
-    Attributes:
-        name: What it is: `indptr`, `x`, `train_mask`, ...
-        file: Path inside the folder, `part-0003/x.npy`.
-        dtype: NumPy's name of the dtype.
-        shape: Its shape.
-        sha256: Hash of the whole file, hexadecimal.
-        rows: What its rows are: `owned`, `halo`, `edges`, or `other` (offsets, sparse values).
-    """
-
-    name: str
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
-    sha256: str
-    rows: str
 
 
 @dataclass(frozen=True)
@@ -125,21 +103,22 @@ class Meta:
         return by_part
 
 
-def part_name(part: int) -> str:
-    """Return the folder name of a part."""
-    return f"part-{part:04d}"
-
-
 def write_partition(
-    graph: Graph, partition: Partition, out: str | Path, *, overwrite: bool = False
+    graph: Graph,
+    partition: Partition,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    progress: Progress = lambda stage, done, total: None,
 ) -> Meta:
     """Write a partition folder.
 
     Args:
-        graph: The graph; its arrays keep their dtypes.
+        graph: The graph, in memory or on disk; its arrays keep their dtypes.
         partition: Its partition.
         out: The folder to make. Its parents are made too.
         overwrite: Replace an existing partition folder. Anything else is never replaced.
+        progress: Called with (stage, edges done, edges in all).
 
     Returns:
         What was written to `meta.json`.
@@ -150,16 +129,16 @@ def write_partition(
     """
     # A link's folder is replaced, not the link to it.
     out = Path(out).resolve() if Path(out).is_symlink() else Path(out)
-    quality = measure_quality(graph, partition)
+    if len(partition.assignment) != graph.num_nodes:
+        raise PartitionError(
+            f"the partition must cover the graph's {graph.num_nodes} nodes, got "
+            f"{len(partition.assignment)}"
+        )
     _check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
-        rows = [
-            row
-            for part in range(partition.num_parts)
-            for row in _write_part(graph, partition, part, temporary)
-        ]
+        written = write_parts(graph, partition, temporary, progress=progress)
         meta = Meta(
             format_version=FORMAT_VERSION,
             dataset=graph.name,
@@ -179,9 +158,9 @@ def write_partition(
                 "options": partition.options,
                 "notes": list(partition.notes),
             },
-            quality=quality.to_dict(),
+            quality=written.quality.to_dict(),
             structures=({"name": "edges", "indptr": "indptr", "indices": "indices"},),
-            arrays=tuple(rows),
+            arrays=written.rows,
         )
         (temporary / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
         _move_into_place(temporary, out)
@@ -272,63 +251,6 @@ def _move_into_place(temporary: Path, out: Path) -> None:
         shutil.rmtree(old)
     else:
         os.rename(temporary, out)
-
-
-def _write_part(graph: Graph, partition: Partition, part: int, folder: Path) -> Iterator[ArrayRow]:
-    (folder / part_name(part)).mkdir()
-    for name, values, rows in _part_arrays(graph, partition, part):
-        file = f"{part_name(part)}/{name}.npy"
-        digest = _save(folder / file, values)
-        yield ArrayRow(name, file, values.dtype.name, values.shape, digest, rows)
-
-
-def _part_arrays(graph: Graph, partition: Partition, part: int) -> Iterator[tuple[str, Array, str]]:
-    """Yield (name, array, what its rows are) of one part."""
-    start, stop = partition.book.node_ptr[part : part + 2]
-    node_id = partition.order[start:stop]
-    indptr, edge = csr_take(graph.indptr, node_id)
-    source = partition.global_id[graph.indices[edge]]
-    inside = (source >= start) & (source < stop)
-    remote = source[~inside]
-    halo = np.unique(remote)
-    local = source - start
-    local[~inside] = len(node_id) + np.searchsorted(halo, remote)
-    yield "indptr", indptr, "other"
-    yield "indices", local.astype(np.int32), "edges"
-    yield "halo", halo, "halo"
-    yield "node_id", node_id, "owned"
-    if isinstance(graph.x, CSRFeatures):
-        features = graph.x.take(node_id)
-        yield "x_indptr", features.indptr, "other"
-        yield "x_indices", features.indices, "other"
-        if features.data is not None:
-            yield "x_data", features.data, "other"
-    elif graph.x is not None:
-        yield "x", graph.x[node_id], "owned"
-    for name in ("y", *MASK_NAMES):
-        if getattr(graph, name) is not None:
-            yield name, getattr(graph, name)[node_id], "owned"
-    for name in EDGE_NAMES:
-        if getattr(graph, name) is not None:
-            yield name, getattr(graph, name)[edge], "edges"
-
-
-class _HashingFile:
-    """A writer that hashes what passes through it, so that nothing is read twice."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.hash = file, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self.hash.update(data)
-        return self.file.write(data)
-
-
-def _save(path: Path, values: Array) -> str:
-    with path.open("wb") as file:
-        hashing = _HashingFile(file)
-        np.lib.format.write_array(hashing, np.ascontiguousarray(values), allow_pickle=False)
-        return hashing.hash.hexdigest()
 
 
 def _fingerprint(graph: Graph) -> str:

@@ -8,8 +8,10 @@ from gnn_dist.ops.reference import (
     dot_attention,
     draws,
     edge_softmax,
+    edge_sort,
     gat,
     gatv2,
+    localize,
     memory,
     quantize,
     rows,
@@ -17,6 +19,7 @@ from gnn_dist.ops.reference import (
     sddmm,
     spmm,
     structure,
+    synthetic,
 )
 
 __all__ = [
@@ -24,8 +27,10 @@ __all__ = [
     "dot_attention",
     "draws",
     "edge_softmax",
+    "edge_sort",
     "gat",
     "gatv2",
+    "localize",
     "memory",
     "quantize",
     "rows",
@@ -33,4 +38,5 @@ __all__ = [
     "sddmm",
     "spmm",
     "structure",
+    "synthetic",
 ]
