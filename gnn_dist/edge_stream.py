@@ -40,6 +40,8 @@ class EdgeStream:
         num_edges: E, directed edges in one pass.
         x: (N, F), or None. `y`, `train_mask`, `val_mask`, `test_mask`, `num_classes` likewise.
         name: The dataset's name, for messages and records.
+        version: Differs where the data do (sizes and times of files, say), so that work begun on
+            other data is not continued.
 
     Raises:
         GraphError: A count is negative, or node data are not of N rows.
@@ -61,6 +63,7 @@ class EdgeStream:
     test_mask: Array | None = None
     num_classes: int | None = None
     name: str = field(default="stream", kw_only=True)
+    version: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.num_nodes < 0 or self.num_edges < 0:

@@ -7,6 +7,7 @@ Plain `.npy` files that a rank maps into memory, no pickles, a SHA-256 for each.
 under a temporary name and renamed when it is complete, so a folder that exists is whole.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -23,15 +24,17 @@ from numpy.typing import NDArray
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
 from gnn_dist.graph import CSRFeatures, Graph
 from gnn_dist.partition import Partition, PartitionBook, PartitionQuality
-from gnn_dist.shard.writer import ArrayRow, Progress, part_name, write_parts
+from gnn_dist.shard.writer import MARK_BYTES, ArrayRow, Progress, part_name, write_parts
 
 __all__ = [
     "FORMAT_VERSION",
     "META_FILE",
     "ArrayRow",
     "Meta",
+    "check_target",
     "part_name",
     "read_meta",
+    "remove_leftovers",
     "write_partition",
 ]
 
@@ -110,6 +113,7 @@ def write_partition(
     *,
     overwrite: bool = False,
     progress: Progress = lambda stage, done, total: None,
+    mark_bytes: int = MARK_BYTES,
 ) -> Meta:
     """Write a partition folder.
 
@@ -119,6 +123,7 @@ def write_partition(
         out: The folder to make. Its parents are made too.
         overwrite: Replace an existing partition folder. Anything else is never replaced.
         progress: Called with (stage, edges done, edges in all).
+        mark_bytes: As for `write_parts`.
 
     Returns:
         What was written to `meta.json`.
@@ -134,11 +139,11 @@ def write_partition(
             f"the partition must cover the graph's {graph.num_nodes} nodes, got "
             f"{len(partition.assignment)}"
         )
-    _check_target(out, overwrite)
+    check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
-        written = write_parts(graph, partition, temporary, progress=progress)
+        written = write_parts(graph, partition, temporary, mark_bytes=mark_bytes, progress=progress)
         meta = Meta(
             format_version=FORMAT_VERSION,
             dataset=graph.name,
@@ -231,7 +236,12 @@ def _check_meta(meta: Meta) -> None:
             raise ValueError(f"array {row.name!r} has the file name {row.file!r}")
 
 
-def _check_target(out: Path, overwrite: bool) -> None:
+def check_target(out: Path, overwrite: bool) -> None:
+    """Check that a partition folder may be written.
+
+    Raises:
+        ShardFormatError: `out` exists and is no partition folder, or may not be replaced.
+    """
     if not out.exists() and not out.is_symlink():
         return
     if not (out / META_FILE).is_file():
@@ -240,6 +250,12 @@ def _check_target(out: Path, overwrite: bool) -> None:
         raise ShardFormatError(
             f"{out} exists: choose another --out, or replace it with --overwrite"
         )
+
+
+def remove_leftovers(out: Path) -> None:
+    """Delete what a process that was killed while it wrote `out` has left beside it."""
+    for path in out.parent.glob(f".{glob.escape(out.name)}.????????.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_into_place(temporary: Path, out: Path) -> None:

@@ -119,7 +119,11 @@ class _NpyFile:
             "fortran_order": False,
             "shape": shape,
         }
-        np.lib.format.write_array_header_1_0(self, header)
+        try:
+            np.lib.format.write_array_header_1_0(self, header)
+        except BaseException:
+            self.file.close()
+            raise
 
     def write(self, data: Any) -> None:  # noqa: ANN401 - bytes, or what has a buffer
         self.hash.update(data)
