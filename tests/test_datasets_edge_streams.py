@@ -7,6 +7,7 @@ import pytest
 
 from gnn_dist.datasets import stream_files
 from gnn_dist.datasets.edge_streams import open_edge_stream, write_edges
+from gnn_dist.datasets.synthetic_streams import open_stream
 from gnn_dist.edge_stream import EdgeStream
 from gnn_dist.errors import DatasetError
 
@@ -200,3 +201,34 @@ def test_versions_follow_the_files(tmp_path):
     assert open_edge_stream(tmp_path / "e.bin").version == first
     WRITERS["e.bin"](tmp_path / "e.bin", EDGES[:4])
     assert open_edge_stream(tmp_path / "e.bin").version != first
+
+
+def test_streams_by_name(tmp_path):
+    stream = open_stream("rmat:scale=6,degree=3,symmetric=true,seed=4")
+    edges = listed(stream, 100)
+    assert (stream.num_nodes, stream.num_edges, len(edges)) == (64, 384, 384)
+    assert stream.name == "rmat:scale=6,degree=3,symmetric=true,seed=4"
+    assert np.array_equal(edges[::2], edges[1::2, ::-1])
+    assert not np.array_equal(edges, listed(open_stream("rmat:scale=6,degree=3,symmetric=true")))
+    blocks = open_stream("sbm:nodes=500,blocks=5")
+    label, edges = blocks.y, listed(blocks, 1000)
+    assert (blocks.num_edges, blocks.num_classes) == (10_000, 5)
+    assert abs((label[edges[:, 0]] == label[edges[:, 1]]).mean() - 0.8) < 0.02
+    assert open_stream("sbm:nodes=1,blocks=1,degree_in=0,degree_out=0").num_edges == 0
+    WRITERS["e.bin"](tmp_path / "e.bin", EDGES)
+    assert np.array_equal(listed(open_stream(str(tmp_path / "e.bin"))), EDGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("rmat:scale=31", r"'scale' of rmat must be an integer in 0\.\.30"),
+        ("rmat:a=0.9", "add up to at most 1"),
+        ("sbm:nodes=3,blocks=4", "at most nodes=3"),
+        ("sbm:size=3", "size"),
+        ("absent", "no edge file"),
+    ],
+)
+def test_wrong_names_are_refused(name, match):
+    with pytest.raises(DatasetError, match=match):
+        open_stream(name)
