@@ -180,7 +180,7 @@ def test_an_id_beyond_n_names_its_place(tmp_path):
     for name, place in [("e.bin", "byte 16"), ("e.csv", "line 3"), ("e.npy", "edge 2")]:
         WRITERS[name](tmp_path / name, EDGES)
         with pytest.raises(DatasetError, match=rf"{place}: .*0 to 3 \(N = 4\), got 4 -> 4"):
-            list(open_edge_stream(tmp_path / name, num_nodes=4).chunks())
+            list(open_edge_stream(tmp_path / name, num_nodes=4).chunks(1))
 
 
 def test_wrong_arrays_are_refused(tmp_path):
