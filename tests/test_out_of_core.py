@@ -17,7 +17,7 @@ from gnn_dist.arrays import csr_take
 from gnn_dist.edge_stream import EdgeStream, GraphOnDisk, stream_of
 from gnn_dist.errors import ConfigError, PartitionError, ShardFormatError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, graph_from_edges
-from gnn_dist.out_of_core import StreamOptions, make_plan, partition_stream
+from gnn_dist.out_of_core import StreamOptions, make_plan, parse_size, partition_stream
 from gnn_dist.out_of_core.progress import ProgressBars
 from gnn_dist.partition import Partition, measure_quality
 from gnn_dist.shard import writer
@@ -218,6 +218,37 @@ def test_a_finished_partition_is_used_again(tmp_path, monkeypatch):
     meta = partition_stream(stream_of(graph), 2, Counted(2), tmp_path / "p", options=QUIET)
     assert calls == [1, 2]
     assert meta.partitioner == {"method": "given", "options": {"seed": 2}, "notes": ["n"]}
+
+
+def test_the_assignment_of_a_function_is_made_anew(tmp_path, monkeypatch):
+    graph = awkward_case("star", 2).graph
+    calls = []
+
+    def half(held, num_parts):
+        calls.append(num_parts)
+        return Partition(np.arange(25) % 2, 2)
+
+    def fail(*args, **kwargs):
+        raise ShardFormatError("disk full")
+
+    monkeypatch.setattr("gnn_dist.out_of_core.pipeline.write_partition", fail)
+    for _ in range(2):
+        with pytest.raises(ShardFormatError, match="disk full"):
+            partition_stream(stream_of(graph), 2, half, tmp_path / "p", options=QUIET)
+    assert calls == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8G", 8 << 30), ("300 mib", 300 << 20), ("17", 17), ("1.5KB", 1536)]
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "0", "8X", "nan"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ConfigError, match="a size must be"):
+        parse_size(text)
 
 
 def test_what_is_no_partition_is_refused(tmp_path):

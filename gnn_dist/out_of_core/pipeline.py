@@ -76,7 +76,7 @@ def partition_stream(
         num_parts: P.
         partitioner: Called with the graph, whose arrays are mapped files. Whether an assignment
             that an earlier run left is of the same partitioner is told by its `repr`, which for a
-            dataclass names all options.
+            dataclass names all options; that of a function is never used again.
         out: The partition folder to make.
         refine: Improves the partition, told apart as the partitioner is.
         options: Limits, and what to do about earlier runs.
@@ -133,12 +133,13 @@ def _partition(
 ) -> Partition:
     """Call the partitioner, or read what an earlier run left of it."""
     stages, (partitioner, refine) = Stages(folder), algorithm
-    task = {
+    task: dict[str, Any] = {
         "graph": [graph.name, version, graph.num_nodes, graph.num_edges],
         "num_parts": num_parts,
         "algorithm": repr(algorithm),
     }
-    left = stages.done("partition", task)
+    # A function has no name that another process could tell it by.
+    left = None if " at 0x" in task["algorithm"] else stages.done("partition", task)
     if left is not None:
         return Partition(np.load(folder / ASSIGNMENT), num_parts, **_as_record(left))
     stages.begin("partition")
