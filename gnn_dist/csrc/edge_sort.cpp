@@ -238,7 +238,8 @@ Spill spill_view(const Tensor& packed, const Tensor& table, int64_t num_nodes, i
   const Packing packing(num_nodes, shift);
   check_dtype(table, ScalarType::Long, "table");
   const RowsView extents = rows_view(table, "table");
-  check(extents.width == packing.num_buckets + 1 && extents.stride == extents.width,
+  check(extents.width == packing.num_buckets + 1 &&
+            (extents.num_rows < 2 || extents.stride == extents.width),
         "table must be contiguous with ", packing.num_buckets + 1, " columns, got ",
         extents.width);
   return {flat<int64_t>(packed, ScalarType::Long, "packed"),

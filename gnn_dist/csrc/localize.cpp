@@ -76,7 +76,7 @@ Group group_view(const Tensor& node_ptr, const Tensor& marks, int64_t first_part
   const RowsView bits = rows_view(marks, "marks");
   const auto* ptr = flat<int64_t>(node_ptr, ScalarType::Long, "node_ptr");
   const int64_t parts = node_ptr.size(0) - 1;
-  check(bits.stride == bits.width && bits.width == (num_nodes + 63) / 64,
+  check((bits.num_rows < 2 || bits.stride == bits.width) && bits.width == (num_nodes + 63) / 64,
         "marks must be contiguous with a bit per node, got ", bits.width, " words for ", num_nodes,
         " nodes");
   check_index(first_part >= 0 && first_part + bits.num_rows <= parts,
@@ -176,7 +176,7 @@ std::tuple<Tensor, Tensor> localize(Tensor indptr, Tensor indices, Tensor rows, 
   check_dtype(ranks, ScalarType::Long, "ranks");
   const RowsView before = rows_view(ranks, "ranks");
   check(before.num_rows == group.size && before.width == group.words + 1 &&
-            before.stride == before.width,
+            (before.num_rows < 2 || before.stride == before.width),
         "ranks must be those of the marks");
   const auto* chosen = flat<int64_t>(rows, ScalarType::Long, "rows");
   const auto* part_of = flat<int32_t>(part, ScalarType::Int, "part");

@@ -45,6 +45,7 @@ class HaloMarks:
         parts: The parts.
 
     Example:
+        >>> import numpy as np
         >>> marks = HaloMarks(np.array([1, 0, 2]), np.array([0, 2, 3]), range(2))
         >>> block = RowBlock(np.array([0, 2, 2, 3]), np.array([0, 2, 1]), np.array([0, 0, 1], "i4"))
         >>> marks.mark(block)
