@@ -70,15 +70,22 @@ def npz_keys(path: Path) -> list[str]:
         return list(archive.files)
 
 
-def read_npy(path: Path) -> Array:
+def read_npy(path: Path, *, mapped: bool = False) -> Array:
     """Read an `.npy` file.
+
+    Args:
+        path: The file.
+        mapped: Map it into memory instead.
 
     Raises:
         DatasetError: The file is missing, damaged, or holds pickled objects.
     """
     try:
-        with path.open("rb") as file:
-            array = np.load(file, allow_pickle=False)
+        if mapped:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            with path.open("rb") as file:
+                array = np.load(file, allow_pickle=False)
     except DAMAGE as error:
         raise DatasetError(
             f"{path} must be a readable .npy file without pickles: {error}"

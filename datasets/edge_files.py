@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gnn_dist.datasets.arrays import read_npy
 from gnn_dist.errors import DatasetError
 
-__all__ = ["EDGE_SUFFIXES", "EdgeList", "read_edges"]
+__all__ = ["EDGE_SUFFIXES", "EdgeList", "choose_columns", "header", "read_edges"]
 
 Array = NDArray[Any]
 
@@ -87,9 +87,9 @@ def _read_text(file: _TextFile) -> EdgeList:
     top = list(islice(file.rows(), 2))
     if not top:
         raise DatasetError(f"{file.path} must hold edges, got an empty file")
-    names = _header(top[0][1])
+    names = header(top[0][1])
     width = len(top[0][1])
-    columns = _choose_columns(names or ["src", "dst", "weight"][:width], width, str(file.path))
+    columns = choose_columns(names or ["src", "dst", "weight"][:width], width, str(file.path))
     body = top[1:] if names else top
     if not body:
         return EdgeList(np.zeros(0, np.int64), np.zeros(0, np.int64), None, str)
@@ -114,7 +114,7 @@ def _read_text(file: _TextFile) -> EdgeList:
     return EdgeList(src, dst, weight, lambda edge: f"line {_line_of(file, first + edge)}")
 
 
-def _header(fields: list[str]) -> list[str] | None:
+def header(fields: list[str]) -> list[str] | None:
     """Return column names if the fields are such: none of them is a number."""
     names = [field.strip("\"'") for field in fields]
     return None if any(_is_number(name) for name in names) else names
@@ -128,8 +128,12 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _choose_columns(names: Sequence[str], width: int, where: str) -> dict[str, int]:
-    """Return the positions of `src`, `dst` and, where it is there, `weight`."""
+def choose_columns(names: Sequence[str], width: int, where: str) -> dict[str, int]:
+    """Return the positions of `src`, `dst` and, where it is there, `weight`.
+
+    Raises:
+        DatasetError: The columns are not those of an edge list; `where` names the file.
+    """
     if not 2 <= width <= 3:
         raise DatasetError(
             f"{where} must have two columns, and a third one for weights if any, got {width}"
@@ -190,7 +194,7 @@ def _read_parquet(path: Path) -> EdgeList:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"{path} must be a Parquet file, got a damaged one: {error}") from error
-    columns = _choose_columns(table.column_names, table.num_columns, str(path))
+    columns = choose_columns(table.column_names, table.num_columns, str(path))
     arrays = {
         name: _parquet_column(table.column(i), name, f"{path}, column {table.column_names[i]!r}")
         for name, i in columns.items()

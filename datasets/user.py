@@ -44,7 +44,7 @@ from gnn_dist.errors import DatasetError
 from gnn_dist.graph import EDGE_NAMES, INT32_LIMIT, Graph, graph_from_edges
 from gnn_dist.interop import graph_from_pyg
 
-__all__ = ["USER_SUFFIXES", "UserData"]
+__all__ = ["USER_SUFFIXES", "UserData", "files_beside"]
 
 Array = NDArray[Any]
 
@@ -104,10 +104,10 @@ class UserData:
     def _read(self) -> Graph:
         if self.path.is_dir():
             edges = _edge_file(self.path)
-            return self._read_edge_list(edges, _files_beside(edges, prefix=""))
+            return self._read_edge_list(edges, files_beside(edges, prefix=""))
         suffix = self.path.suffix.lower()
         if suffix in EDGE_SUFFIXES:
-            beside = _files_beside(self.path, prefix=f"{self.path.stem}.")
+            beside = files_beside(self.path, prefix=f"{self.path.stem}.")
             return self._read_edge_list(self.path, beside)
         if suffix == ".npz":
             return self._read_archive()
@@ -168,7 +168,7 @@ def _edge_file(folder: Path) -> Path:
     return found[0]
 
 
-def _files_beside(edges: Path, *, prefix: str) -> dict[str, Path]:
+def files_beside(edges: Path, *, prefix: str) -> dict[str, Path]:
     """Return the file of each field, by the field's name; `x` may be `.npz`."""
     names = {**{key: key for key in FIELD_KEYS}, **ALIASES}
     found: dict[str, Path] = {}

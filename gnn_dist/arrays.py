@@ -23,6 +23,7 @@ __all__ = [
     "check_ascending",
     "checked_indptr",
     "chunks",
+    "csr_blocks",
     "csr_take",
     "describe",
     "row_blocks",
@@ -63,6 +64,22 @@ def row_blocks(counts: Array) -> Iterator[slice]:
     bounds = [0, *(np.flatnonzero(np.diff(block)) + 1).tolist(), len(counts)]
     for start, stop in pairwise(bounds):
         yield slice(start, stop)
+
+
+def csr_blocks(indptr: Array, limit: int) -> Iterator[slice]:
+    """Yield consecutive slices of rows, each of at most `limit` rows and entries, but one row.
+
+    Args:
+        indptr: int64 (R + 1,), which may be a mapped file: little of it is read at once.
+        limit: A row with more entries is a block of its own.
+    """
+    start, num_rows = 0, len(indptr) - 1
+    while start < num_rows:
+        window = indptr[start : start + limit + 1]
+        size = int(np.searchsorted(window, window[0] + limit, side="right")) - 1
+        stop = start + max(1, size)
+        yield slice(start, stop)
+        start = stop
 
 
 def chunks(array: Array) -> Iterator[Array]:

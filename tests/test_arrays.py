@@ -95,3 +95,15 @@ def test_as_float_names_the_row_in_a_later_block(monkeypatch):
     values[4, 1] = -np.inf
     with pytest.raises(GraphError, match="got -inf in row 4"):
         arrays.as_float(values, "x")
+
+
+def test_blocks_of_a_csr_hold_no_more_than_asked():
+    indptr = np.array([0, 0, 3, 4, 14, 14, 14, 15])
+    for limit in (1, 2, 4, 5, 100):
+        blocks = list(arrays.csr_blocks(indptr, limit))
+        assert [r for b in blocks for r in range(b.start, b.stop)] == list(range(7))
+        for b in blocks:
+            rows, entries = b.stop - b.start, indptr[b.stop] - indptr[b.start]
+            assert rows == 1 or (rows <= limit and entries <= limit)
+    assert [b.stop for b in arrays.csr_blocks(indptr, 4)] == [3, 4, 7]
+    assert list(arrays.csr_blocks(np.zeros(1, np.int64), 4)) == []

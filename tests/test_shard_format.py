@@ -187,7 +187,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np.lib.format, "write_array", fail)
+    monkeypatch.setattr(np.lib.format, "write_array_header_1_0", fail)
     with pytest.raises(ShardFormatError, match="No space left"):
         write_partition(small_graph(), SMALL_PARTITION, tmp_path / "parts")
     assert list(tmp_path.iterdir()) == []

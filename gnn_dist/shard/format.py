@@ -11,6 +11,7 @@ Plain `.npy` files that a rank maps into memory, no pickles, a SHA-256 for each.
 under a temporary name and renamed when it is complete, so a folder that exists is whole.
 """
 
+import glob
 import hashlib
 import json
 import os
@@ -27,14 +28,15 @@ from numpy.typing import NDArray
 from gnn_dist.edge_partition import (
     EdgePartition,
     EdgePartitionQuality,
+    check_covers,
     measure_edge_quality,
 )
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
 from gnn_dist.graph import CSRFeatures, Graph
-from gnn_dist.partition import Partition, PartitionBook, PartitionQuality, measure_quality
+from gnn_dist.partition import Partition, PartitionBook, PartitionQuality
 from gnn_dist.partition_entropy import measure_label_entropy
-from gnn_dist.shard.part_files import ArrayRow, part_name, write_part
-from gnn_dist.shard.part_structure import part_structures
+from gnn_dist.shard.vertex_cut import write_vertex_cut
+from gnn_dist.shard.writer import MARK_BYTES, ArrayRow, Progress, part_name, write_parts
 
 __all__ = [
     "FORMAT_VERSION",
@@ -42,8 +44,10 @@ __all__ = [
     "ArrayRow",
     "Meta",
     "check_edge_cut",
+    "check_target",
     "part_name",
     "read_meta",
+    "remove_leftovers",
     "write_partition",
 ]
 
@@ -128,14 +132,18 @@ def write_partition(
     out: str | Path,
     *,
     overwrite: bool = False,
+    progress: Progress = lambda stage, done, total: None,
+    mark_bytes: int = MARK_BYTES,
 ) -> Meta:
     """Write a partition folder.
 
     Args:
-        graph: The graph; its arrays keep their dtypes.
+        graph: The graph, in memory or on disk; its arrays keep their dtypes.
         partition: Its partition.
         out: The folder to make. Its parents are made too.
         overwrite: Replace an existing partition folder. Anything else is never replaced.
+        progress: Called with (stage, edges done, edges in all).
+        mark_bytes: As for `write_parts`.
 
     Returns:
         What was written to `meta.json`.
@@ -146,16 +154,23 @@ def write_partition(
     """
     # A link's folder is replaced, not the link to it.
     out = Path(out).resolve() if Path(out).is_symlink() else Path(out)
-    cut, nodes, quality = _measured(graph, partition)
-    _check_target(out, overwrite)
+    nodes = partition if isinstance(partition, Partition) else partition.nodes
+    _check_partition(graph, partition)
+    check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
-        rows = [
-            row
-            for part, structure in enumerate(part_structures(graph, partition))
-            for row in write_part(graph, structure, part, temporary)
-        ]
+        cut: str
+        quality: dict[str, Any]
+        if isinstance(partition, Partition):
+            written = write_parts(
+                graph, partition, temporary, mark_bytes=mark_bytes, progress=progress
+            )
+            cut, rows, quality = "edge", written.rows, written.quality.to_dict()
+        else:
+            quality = measure_edge_quality(graph, partition).to_dict()
+            cut, rows = "vertex", write_vertex_cut(graph, partition, temporary)
+        quality |= _label_entropy(graph, nodes)
         meta = Meta(
             format_version=FORMAT_VERSION,
             dataset=graph.name,
@@ -184,7 +199,7 @@ def write_partition(
                     "rows": STRUCTURE_ROWS[cut],
                 },
             ),
-            arrays=tuple(rows),
+            arrays=rows,
         )
         (temporary / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
         _move_into_place(temporary, out)
@@ -269,7 +284,12 @@ def _check_meta(meta: Meta) -> None:
             raise ValueError(f"array {row.name!r} has the file name {row.file!r}")
 
 
-def _check_target(out: Path, overwrite: bool) -> None:
+def check_target(out: Path, overwrite: bool) -> None:
+    """Check that a partition folder may be written.
+
+    Raises:
+        ShardFormatError: `out` exists and is no partition folder, or may not be replaced.
+    """
     if not out.exists() and not out.is_symlink():
         return
     if not (out / META_FILE).is_file():
@@ -278,6 +298,12 @@ def _check_target(out: Path, overwrite: bool) -> None:
         raise ShardFormatError(
             f"{out} exists: choose another --out, or replace it with --overwrite"
         )
+
+
+def remove_leftovers(out: Path) -> None:
+    """Delete what a process that was killed while it wrote `out` has left beside it."""
+    for path in out.parent.glob(f".{glob.escape(out.name)}.????????.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_into_place(temporary: Path, out: Path) -> None:
@@ -291,23 +317,29 @@ def _move_into_place(temporary: Path, out: Path) -> None:
         os.rename(temporary, out)
 
 
-def _measured(
-    graph: Graph, partition: Partition | EdgePartition
-) -> tuple[str, Partition, dict[str, Any]]:
-    """Return the kind of cut, the partition of nodes, and the quality."""
-    if isinstance(partition, Partition):
-        cut, nodes = "edge", partition
-        quality = measure_quality(graph, partition).to_dict()
-    else:
-        cut, nodes = "vertex", partition.nodes
-        quality = measure_edge_quality(graph, partition).to_dict()
-    if graph.y is not None:
-        entropy = measure_label_entropy(
-            graph.y, nodes.assignment, nodes.num_parts, train_mask=graph.train_mask
+def _check_partition(graph: Graph, partition: Partition | EdgePartition) -> None:
+    """Check that a partition is of a graph's size.
+
+    Raises:
+        PartitionError: It is not.
+    """
+    if isinstance(partition, EdgePartition):
+        check_covers(graph, partition)
+    elif len(partition.assignment) != graph.num_nodes:
+        raise PartitionError(
+            f"the partition must cover the graph's {graph.num_nodes} nodes, got "
+            f"{len(partition.assignment)}"
         )
-        if entropy is not None:
-            quality["label_entropy"] = entropy.to_dict()
-    return cut, nodes, quality
+
+
+def _label_entropy(graph: Graph, nodes: Partition) -> dict[str, Any]:
+    """Return the report on labels by its key; nothing without labels."""
+    if graph.y is None:
+        return {}
+    entropy = measure_label_entropy(
+        graph.y, nodes.assignment, nodes.num_parts, train_mask=graph.train_mask
+    )
+    return {} if entropy is None else {"label_entropy": entropy.to_dict()}
 
 
 def _fingerprint(graph: Graph) -> str:

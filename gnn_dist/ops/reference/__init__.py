@@ -11,9 +11,11 @@ from gnn_dist.ops.reference import (
     draws,
     edge_parts,
     edge_softmax,
+    edge_sort,
     gat,
     gatv2,
     local_search,
+    localize,
     memory,
     quantize,
     rows,
@@ -23,6 +25,7 @@ from gnn_dist.ops.reference import (
     spmm,
     streaming,
     structure,
+    synthetic,
 )
 
 __all__ = [
@@ -33,9 +36,11 @@ __all__ = [
     "draws",
     "edge_parts",
     "edge_softmax",
+    "edge_sort",
     "gat",
     "gatv2",
     "local_search",
+    "localize",
     "memory",
     "quantize",
     "rows",
@@ -45,4 +50,5 @@ __all__ = [
     "spmm",
     "streaming",
     "structure",
+    "synthetic",
 ]
