@@ -62,6 +62,10 @@ class BalanceOptions:
         """
         return make_balance(graph, num_parts, self.balance, self.imbalance, self.part_weights)
 
+    def partition(self, graph: Graph, balance: Balance) -> Partition:
+        """Return a partition under any constraints, with the other options as they are."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Balanced(BalanceOptions):

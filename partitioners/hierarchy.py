@@ -1,5 +1,6 @@
 """Partitioning by machines first, then inside each of them, so that little crosses the network."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,6 @@ from gnn_dist.arrays import csr_take
 from gnn_dist.graph import Graph
 from gnn_dist.partition import Partition
 from gnn_dist.partitioners.balance import Balance
-from gnn_dist.partitioners.balanced import Balanced
 
 __all__ = ["induced_structure", "partition_by_machine"]
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def partition_by_machine(
-    partitioner: Balanced, graph: Graph, balance: Balance, num_machines: int
+    search: Callable[[Graph, Balance], Partition], graph: Graph, balance: Balance, num_machines: int
 ) -> Partition:
     """Partition a graph for machines, and each machine's nodes for its parts.
 
@@ -27,7 +27,7 @@ def partition_by_machine(
     graph: an in-edge from another machine counts as work like any other.
 
     Args:
-        partitioner: Called M + 1 times.
+        search: Partitions a graph under constraints; called M + 1 times.
         graph: The graph.
         balance: The constraints on the P parts.
         num_machines: M, 1 to P.
@@ -43,7 +43,7 @@ def partition_by_machine(
     imbalance = np.sqrt(1 + balance.imbalance) - 1
     shares = np.add.reduceat(balance.targets, bounds[:-1])
     machines = replace(balance, targets=shares, imbalance=imbalance)
-    outer = partitioner.partition(graph, machines)
+    outer = search(graph, machines)
     assignment = np.empty(graph.num_nodes, np.int32)
     notes = list(outer.notes)
     for machine in range(num_machines):
@@ -55,7 +55,7 @@ def partition_by_machine(
             continue
         targets = balance.targets[first : first + parts]
         inside = replace(balance.take(nodes), targets=targets / targets.sum(), imbalance=imbalance)
-        made = partitioner.partition(induced_structure(graph, nodes), inside)
+        made = search(induced_structure(graph, nodes), inside)
         assignment[nodes] = first + made.assignment
         notes += [note for note in made.notes if note not in notes]
     return Partition(assignment, num_parts, notes=tuple(notes))

@@ -1,8 +1,8 @@
 """The partitioners by name, and the front end through which every partition is made."""
 
 from collections.abc import Callable
-from dataclasses import asdict, fields, is_dataclass, replace
-from typing import cast, overload
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -10,10 +10,14 @@ from gnn_dist.edge_partition import EdgePartition, check_covers
 from gnn_dist.errors import PartitionError, nearest
 from gnn_dist.graph import Graph
 from gnn_dist.partition import Partition
+from gnn_dist.partitioners.balance import Balance
+from gnn_dist.partitioners.balanced import BalanceOptions
+from gnn_dist.partitioners.best import Best
 from gnn_dist.partitioners.contiguous import Contiguous
 from gnn_dist.partitioners.dbh import Dbh
 from gnn_dist.partitioners.fennel import Fennel
 from gnn_dist.partitioners.hdrf import Hdrf
+from gnn_dist.partitioners.hierarchy import partition_by_machine
 from gnn_dist.partitioners.ldg import Ldg
 from gnn_dist.partitioners.libra import Libra
 from gnn_dist.partitioners.metis import Metis
@@ -23,14 +27,16 @@ from gnn_dist.partitioners.mtkahypar import MtKaHyPar
 from gnn_dist.partitioners.options import check_integer
 from gnn_dist.partitioners.protocol import EdgePartitioner, Partitioner
 from gnn_dist.partitioners.random_hash import RandomHash
+from gnn_dist.partitioners.refine import refine
 from gnn_dist.partitioners.spring import Spring
 from gnn_dist.partitioners.two_phase import TwoPhase
 
-__all__ = ["available", "partition_graph"]
+__all__ = ["STREAMING", "Pipeline", "available", "make_pipeline", "partition_graph"]
 
 AnyPartitioner = Partitioner | EdgePartitioner
 
 EDGE_CUT: tuple[type[Partitioner], ...] = (
+    Best,
     Contiguous,
     Fennel,
     Ldg,
@@ -41,6 +47,8 @@ EDGE_CUT: tuple[type[Partitioner], ...] = (
     RandomHash,
     Spring,
 )
+# What needs no more memory than some for each node, so that the graph may be larger than memory.
+STREAMING = ("contiguous", "fennel", "ldg", "metis-stream", "random", "spring")
 VERTEX_CUT: tuple[type[EdgePartitioner], ...] = (Dbh, Hdrf, Libra, TwoPhase)
 
 
@@ -56,20 +64,96 @@ def available() -> dict[str, type[AnyPartitioner]]:
     return dict(sorted(algorithms.items()))
 
 
-@overload
-def partition_graph(graph: Graph, num_parts: int, method: Partitioner) -> Partition: ...
-@overload
-def partition_graph(graph: Graph, num_parts: int, method: EdgePartitioner) -> EdgePartition: ...
-@overload
-def partition_graph(
-    graph: Graph, num_parts: int, method: str = "metis", **options: object
-) -> Partition | EdgePartition: ...
+@dataclass(frozen=True)
+class Pipeline:
+    """A partitioner with what comes before and after it: checks, machines, refinement.
+
+    Attributes:
+        partitioner: Assigns nodes, or edges.
+        refine: Refine what it returns, under its constraints; for one without any, under those
+            that others have by default.
+        machines: Partition for so many machines first, then for the parts of each.
+    """
+
+    partitioner: AnyPartitioner
+    refine: bool = False
+    machines: int = 1
+
+    def __post_init__(self) -> None:
+        name = self.partitioner.name
+        if getattr(self.partitioner, "cut", "edge") == "vertex" and (
+            self.refine or self.machines != 1
+        ):
+            raise PartitionError(
+                f"method {name!r} cuts nodes, and takes neither refine nor machines"
+            )
+        object.__setattr__(self, "machines", check_integer("machines", self.machines, 1, 2**31))
+        if self.machines > 1 and not isinstance(self.partitioner, BalanceOptions):
+            raise PartitionError(
+                f"method {name!r} takes no constraints, and so no machines: use metis or best"
+            )
+
+    def __call__(self, graph: Graph, num_parts: int) -> Partition | EdgePartition:
+        """Return the checked partition of a graph.
+
+        Raises:
+            PartitionError: `num_parts` does not fit the graph, the method failed, or what it
+                returned is no partition of the graph.
+        """
+        num_parts = _checked_num_parts(graph, num_parts)
+        if self.machines > num_parts:
+            raise PartitionError(
+                f"machines must be at most the number of parts, got {self.machines} for {num_parts}"
+            )
+        made = self._made(graph, num_parts)
+        _check_result(made, graph, num_parts, self.partitioner)
+        notes = made.notes
+        empty = np.flatnonzero(made.sizes == 0).tolist()
+        if empty:
+            notes += (f"parts without nodes: {', '.join(map(str, empty))}",)
+        options = asdict(self.partitioner)
+        options |= {"refine": True} if self.refine else {}
+        options |= {"machines": self.machines} if self.machines > 1 else {}
+        return replace(made, method=self.partitioner.name, options=options, notes=notes)
+
+    def _made(self, graph: Graph, num_parts: int) -> Partition | EdgePartition:
+        if self.machines > 1:
+            balance = cast("BalanceOptions", self.partitioner).balance_of(graph, num_parts)
+            return partition_by_machine(self._searched, graph, balance, self.machines)
+        made = self.partitioner(graph, num_parts)
+        if not self.refine or not isinstance(made, Partition):
+            return made
+        own = self.partitioner
+        options = own if isinstance(own, BalanceOptions) else BalanceOptions()
+        return self._refined(graph, made, options.balance_of(graph, num_parts))
+
+    def _searched(self, graph: Graph, balance: Balance) -> Partition:
+        partitioner = cast("BalanceOptions", self.partitioner)
+        made = partitioner.partition(graph, balance)
+        return self._refined(graph, made, balance) if self.refine else made
+
+    def _refined(self, graph: Graph, made: Partition, balance: Balance) -> Partition:
+        return replace(made, assignment=refine(graph, made.assignment, balance))
+
+
+def make_pipeline(
+    method: str | AnyPartitioner, *, refine: bool = False, machines: int = 1, **options: object
+) -> Pipeline:
+    """Return what `partition_graph` calls.
+
+    Raises:
+        PartitionError: There is no such method, option or value.
+    """
+    return Pipeline(_resolve(method, options), refine=refine, machines=machines)
 
 
 def partition_graph(
     graph: Graph,
     num_parts: int,
-    method: str | AnyPartitioner = "metis",
+    method: str | AnyPartitioner = "best",
+    *,
+    refine: bool = False,
+    machines: int = 1,
     **options: object,
 ) -> Partition | EdgePartition:
     """Partition a graph, whatever graph it is, without changing it.
@@ -78,6 +162,9 @@ def partition_graph(
         graph: Directed or not, with or without self-loops, repeated edges and isolated nodes.
         num_parts: P, at least 1 and at most the number of nodes.
         method: A name out of `available()`, in any case, or a partitioner of your own.
+        refine: Lower the replication factor of the result by local search, within the constraints.
+        machines: Partition for so many machines first, then each machine's nodes for its parts, so
+            that less crosses the network.
         **options: The method's options; none with a partitioner of your own, which has its own.
 
     Returns:
@@ -95,15 +182,7 @@ def partition_graph(
         >>> partition.assignment.tolist(), partition.method, partition.options
         ([0, 0, 1, 1], 'contiguous', {'balance': 'edges'})
     """
-    num_parts = _checked_num_parts(graph, num_parts)
-    partitioner = _resolve(method, options)
-    made = partitioner(graph, num_parts)
-    _check_result(made, graph, num_parts, partitioner)
-    notes = made.notes
-    empty = np.flatnonzero(made.sizes == 0).tolist()
-    if empty:
-        notes += (f"parts without nodes: {', '.join(map(str, empty))}",)
-    return replace(made, method=partitioner.name, options=asdict(partitioner), notes=notes)
+    return make_pipeline(method, refine=refine, machines=machines, **options)(graph, num_parts)
 
 
 def _checked_num_parts(graph: Graph, num_parts: object) -> int:

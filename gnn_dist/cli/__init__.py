@@ -71,6 +71,7 @@ def _run(words: list[str], rank: int) -> int:
     command_type = (
         Annotated[commands.Datasets, sub("datasets")]
         | Annotated[commands.PartitionCommand, sub("partition")]
+        | Annotated[commands.Generate, sub("generate")]
         | Annotated[commands.Inspect, sub("inspect")]
         | Annotated[commands.Convert, sub("convert")]
         | Annotated[commands.Train, sub("train")]

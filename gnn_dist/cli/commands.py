@@ -3,15 +3,12 @@
 None of them loads torch before the input has been checked.
 """
 
-import glob
-import hashlib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tyro.conf import Positional
 
@@ -19,16 +16,17 @@ from gnn_dist.cli.arguments import as_flags, load_yaml
 from gnn_dist.cli.convert import Convert
 from gnn_dist.cli.environment import Command, Environment
 from gnn_dist.cli.inspect import Inspect
-from gnn_dist.cli.tables import dataset_table, quality_table
-from gnn_dist.comm.detect import LaunchInfo
-from gnn_dist.errors import ConfigError, ShardFormatError
-from gnn_dist.shard.format import (
-    META_FILE,
-    Meta,
-    check_edge_cut,
-    read_meta,
-    write_partition,
+from gnn_dist.cli.partitioning import (
+    Generate,
+    PartitionCommand,
+    PartitioningOptions,
+    default_folder,
+    given,
 )
+from gnn_dist.cli.tables import dataset_table
+from gnn_dist.comm.detect import LaunchInfo
+from gnn_dist.errors import ConfigError
+from gnn_dist.shard.format import META_FILE, check_edge_cut, read_meta
 from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig, check_split
 
 __all__ = [
@@ -37,6 +35,7 @@ __all__ = [
     "Datasets",
     "Environment",
     "Evaluate",
+    "Generate",
     "Inspect",
     "PartitionCommand",
     "Train",
@@ -62,76 +61,7 @@ class Datasets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Partitioning:
-    """Options of loading a dataset and partitioning it."""
-
-    method: Literal[
-        "metis", "metis-ew", "random", "contiguous", "libra", "hdrf", "dbh", "2ps-l"
-    ] = "metis"
-    """Partitioner. libra, hdrf, dbh and 2ps-l cut nodes, the others edges."""
-    balance: Literal["nodes", "edges"] = "edges"
-    """What parts have equally many of (metis, contiguous)."""
-    partition_seed: int = 0
-    """Of the partitioner."""
-    directed: bool = False
-    """Keep the direction of edges where the dataset has one (debian)."""
-    root: str = ""
-    """Folder of datasets; by default the environment variable GNN_DIST_DATA, then ./data."""
-
-    def options(self) -> dict[str, Any]:
-        """Return the partitioner's options."""
-        if self.method in ("random", "libra", "hdrf", "dbh", "2ps-l"):
-            return {"seed": self.partition_seed}
-        if self.method == "contiguous":
-            return {"balance": self.balance}
-        return {"balance": self.balance, "seed": self.partition_seed}
-
-    def write(
-        self, dataset: str, num_parts: int, out: Path, root: str | None, overwrite: bool
-    ) -> Meta:
-        """Load, partition and write."""
-        from gnn_dist.datasets import load_dataset
-        from gnn_dist.partitioners import partition_graph
-
-        graph = load_dataset(dataset, self.root or root or "data", directed=self.directed)
-        print(f"partitioning {dataset} in {num_parts} parts: {out}", file=sys.stderr)
-        partition = partition_graph(graph, num_parts, self.method, **self.options())
-        for note in partition.notes:
-            print(f"note: {note}", file=sys.stderr)
-        return write_partition(graph, partition, out, overwrite=overwrite)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartitionCommand(_Partitioning):
-    """Split a dataset's graph in parts and write a partition folder.
-
-    Example: gnn-dist partition cora --parts 4 --method metis --out parts/cora
-    """
-
-    dataset: Positional[str] = ""
-    """Name of a dataset, or path of your own graph (edges.csv, a folder, ...)."""
-    parts: int
-    """Number of parts."""
-    out: str = ""
-    """Partition folder; by default parts/<dataset>-<parts>-<method>-<balance>."""
-    overwrite: bool = False
-    """Replace an existing partition folder."""
-
-    def run(self, environment: Environment) -> int:
-        """Write the folder and print its quality."""
-        dataset = _given(self.dataset or environment.default_dataset)
-        out = Path(self.out) if self.out else _default_folder(dataset, self.parts, self)
-        if out.exists() and not self.overwrite:
-            raise ShardFormatError(
-                f"{out} exists: choose another --out, or replace it with --overwrite"
-            )
-        meta = self.write(dataset, self.parts, out, environment.root, self.overwrite)
-        print(quality_table(meta, str(out)))
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Train(TrainConfig, _Partitioning):
+class Train(TrainConfig, PartitioningOptions):
     """Train a model on a partition folder, or on a dataset, which is partitioned first.
 
     Examples: gnn-dist train parts/cora --ranks 4 --model gcn;
@@ -150,7 +80,7 @@ class Train(TrainConfig, _Partitioning):
         """Check the input, start the ranks, or be one of them."""
         from gnn_dist.comm.detect import detect_launch
 
-        dataset = _given(self.dataset or environment.default_dataset)
+        dataset = given(self.dataset or environment.default_dataset)
         launch = detect_launch(os.environ)
         if self.parts < 0:
             raise ConfigError(f"parts must not be negative, got {self.parts}")
@@ -166,7 +96,7 @@ class Train(TrainConfig, _Partitioning):
         if (Path(dataset) / META_FILE).is_file():
             return Path(dataset)
         parts = self.parts or world_size
-        out = _default_folder(dataset, parts, self)
+        out = default_folder(dataset, parts, self)
         if (out / META_FILE).is_file():
             print(f"using the partition in {out}", file=sys.stderr)
             return out
@@ -272,7 +202,7 @@ def with_resumed_config(words: Sequence[str]) -> list[str]:
 
 def option_types() -> dict[str, object]:
     """Return the type of every option of every command, by name with underscores."""
-    classes = (Datasets, PartitionCommand, Inspect, Convert, Train, Evaluate)
+    classes = (Datasets, PartitionCommand, Generate, Inspect, Convert, Train, Evaluate)
     return {field.name: field.type for command in classes for field in fields(command)}
 
 
@@ -295,34 +225,3 @@ def _world_size(ranks: int, launch: LaunchInfo) -> int:
             f"{launch.launcher} has started: leave --ranks out"
         )
     return ranks or launch.world_size or 1
-
-
-def _given(dataset: str) -> str:
-    if not dataset:
-        raise ConfigError("a dataset must be named: see `gnn-dist datasets`, or give a path")
-    return dataset
-
-
-def _default_folder(dataset: str, parts: int, options: _Partitioning) -> Path:
-    """Return parts/<dataset>-<parts>-<method>-..., where every option that matters shows."""
-    path = Path(dataset.partition(":")[0])
-    words = [re.sub(r"[^\w.-]+", "_", path.stem if path.exists() else dataset.lower())]
-    words += [str(parts), options.method, *map(str, options.options().values())]
-    if options.directed:
-        words.append("directed")
-    source = [options.root and os.path.abspath(options.root)]
-    if path.exists():
-        source += [dataset, *_file_versions(path)]
-    if any(source):
-        words.append(hashlib.sha256("\n".join(source).encode()).hexdigest()[:8])
-    return Path("parts") / "-".join(words)
-
-
-def _file_versions(path: Path) -> list[str]:
-    """Return path, size and time of the files of user data, so that edited data differ."""
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-    else:
-        files = sorted(path.parent.glob(glob.escape(path.stem) + "*"))
-    stats = [(file.resolve(), file.stat()) for file in files]
-    return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats]
