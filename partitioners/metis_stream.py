@@ -54,7 +54,7 @@ class MetisStream(BalanceOptions):
         >>> from gnn_dist.graph import graph_from_edges
         >>> graph = graph_from_edges([0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3], symmetrize=True)
         >>> MetisStream()(graph, 2).assignment.tolist()
-        [1, 1, 1, 0, 0, 0]
+        [0, 0, 0, 1, 1, 1]
     """
 
     name: ClassVar[str] = "metis-stream"
