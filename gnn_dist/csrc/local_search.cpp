@@ -50,7 +50,8 @@ constexpr int64_t kMostPins = 300, kMostNets = 1000;
 
 // Searches whose first move loses more than half of what a node has on average, and more than this,
 // hardly ever win it back; nor do those that have lost twice as much on their way.
-constexpr int64_t kLeastLoss = 8;
+// Few nodes are searched from whatever that loses: each may stand for many.
+constexpr int64_t kLeastLoss = 8, kAnyLoss = INT64_MAX / 4, kFew = 2000;
 
 // An assignment, with what each move from it would gain.
 class Gains {
@@ -183,7 +184,9 @@ class Searches {
   Searches(Gains& gains, int64_t patience)
       : gains_(gains),
         patience_(patience),
-        most_loss_(std::max(kLeastLoss, gains.mean_degree() / 2)),
+        most_loss_(gains.graph().num_nodes() <= kFew
+                       ? kAnyLoss
+                       : std::max(kLeastLoss, gains.mean_degree() / 2)),
         state_(gains.graph().num_nodes()),
         is_fresh_(gains.graph().num_nodes(), 1),
         tie_(gains.graph().num_nodes()),
@@ -202,7 +205,7 @@ class Searches {
     std::sort(seeds.begin(), seeds.end());
     int64_t sum = 0;
     for (const auto& [tie, v] : seeds) {
-        if (state_[v] == kFree && gains_.best(v, tie).gain >= -most_loss_) sum += search(v);
+      if (state_[v] == kFree && gains_.best(v, tie).gain >= -most_loss_) sum += search(v);
     }
     return sum;
   }

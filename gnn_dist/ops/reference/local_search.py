@@ -16,6 +16,7 @@ from gnn_dist.ops.reference.words import words
 __all__ = ["local_search"]
 
 LEAST_RELIEF = 1e-12
+FEW = 2000  # nodes, up to which searches may lose anything
 LEAST_LOSS = 8  # the most that a search's first move may lose, where nodes have few nets
 
 
@@ -145,6 +146,8 @@ def _round(state: State, draws: list[int], patience: int, fresh: set[int]) -> se
 
 def _most_loss(state: State) -> int:
     """Return how much the first move of a search may lose."""
+    if len(state.part) <= FEW:
+        return 2**61
     total = sum(w * len(pins) for w, pins in zip(state.net_weight, state.pins, strict=True))
     return max(LEAST_LOSS, total // max(1, len(state.part)) // 2)
 
