@@ -47,16 +47,17 @@ class Best(Balanced):
 
     def assign(self, graph: Graph, balance: Balance) -> tuple[Array, tuple[str, ...]]:
         """Return the part of each node, and notes."""
-        options = Refinement(seed=self.seed)
+        # Most of what refinement wins, it wins at once; the rest is left to the winner.
+        light = Refinement(cycles=1, shakes=0, seed=self.seed)
         ranked: list[tuple[tuple[float, float], int, str, Array, tuple[str, ...]]] = []
         for name, start, notes in self._starts(graph, balance):
-            refined = refine(graph, start, balance, options)
+            refined = refine(graph, start, balance, light)
             ranked.append((_rank(graph, refined, balance), len(ranked), name, refined, notes))
         ranked.sort(key=lambda entry: entry[:2])
         _, _, name, assignment, notes = ranked[0]
         # What all agree on stays together: better than any, or the best of them.
         others = tuple(entry[3] for entry in ranked[1:])
-        assignment = refine(graph, assignment, balance, options, others=others)
+        assignment = refine(graph, assignment, balance, Refinement(seed=self.seed), others=others)
         return assignment, (f"from {name}, refined", *notes)
 
     def _starts(

@@ -24,7 +24,7 @@ CLUSTER_SHARE = 0.1  # of a part, the most that a cluster of several nodes weigh
 ROOM = 0.98  # of the limits, to which parts are brought to have something to move
 COARSEST = 40  # nodes a part
 MOST_PINS = 300  # of a net that clusters are found by
-SEARCH_BYTES = 12  # of a local search, a node and part
+SEARCH_BYTES = 16  # of a local search, a node and part
 
 
 class Limited(Protocol):
@@ -69,8 +69,8 @@ class Refinement:
         seed: Of the order of nodes.
     """
 
-    cycles: int = 3
-    shakes: int = 2
+    cycles: int = 2
+    shakes: int = 1
     rounds: int = 8
     patience: int = 10
     search_edges: int = 5_000_000
@@ -104,7 +104,7 @@ def refine(
     the combination is at least as good as `assignment`.
 
     Deterministic, and the same for any number of threads. O(E log E) time a cycle in practice; some
-    60 bytes an edge and, on each level, 12 a node and part. Graphs of more than `search_edges`
+    60 bytes an edge and, on each level, 16 a node and part. Graphs of more than `search_edges`
     edges, or that need too much memory, have `smooth` instead.
 
     Limits that are reached leave nothing to move. So parts are then brought some way below them,
@@ -325,8 +325,11 @@ class _Job:
         return found
 
     def _tight_limits(self) -> Array:
-        mean = -(-self.hypergraph.node_weight.sum(axis=0) // len(self.limits))
-        tight = np.maximum((ROOM * self.limits).astype(np.int64), mean)
+        """Return limits with some room below the real ones, but none below a fair share."""
+        total = self.hypergraph.node_weight.sum(axis=0)
+        # Parts may be meant to differ, so that what is fair goes by the limits.
+        fair = np.ceil(self.limits * (total / np.maximum(1, self.limits.sum(axis=0))))
+        tight = np.maximum(ROOM * self.limits, fair).astype(np.int64)
         least: Array = np.minimum(tight, self.limits)
         return least
 

@@ -57,6 +57,18 @@ inline Hypergraph hypergraph(const Tensor& net_ptr, const Tensor& nets, const Te
   const Hypergraph out{Rows(net_ptr, nets, num_nets), Rows(pin_ptr, pins, num_nodes), weight};
   check(out.nets.nnz == out.pins.nnz, "nets and pins must be each other's transpose, got ",
         out.nets.nnz, " and ", out.pins.nnz, " entries");
+  std::vector<int64_t> next(out.nets.ptr, out.nets.ptr + num_nodes);
+  for (int64_t net = 0; net < num_nets; ++net) {
+    int32_t before = -1;
+    for (const int32_t pin : out.pins[net]) {
+      check(pin > before, "pins must ascend within nets, net ", net, " has ", pin, " after ",
+            before);
+      check(next[pin] < out.nets.ptr[pin + 1] && out.nets.ids[next[pin]] == net,
+            "nets and pins must be each other's transpose, net ", net, " is no net of ", pin);
+      ++next[pin];
+      before = pin;
+    }
+  }
   return out;
 }
 

@@ -3,6 +3,7 @@
 //
 // Source: "Scalable Shared-Memory Hypergraph Partitioning" (Gottesbueren et al., arXiv 2010.10272):
 // searches that start from single boundary nodes, a table of gains, and a rebalancer.
+#include <numeric>
 #include <queue>
 
 #include "draws.h"
@@ -30,6 +31,15 @@ struct Heap : std::priority_queue<Candidate> {
   void clear() { c.clear(); }
 };
 
+// The pins of a net that one part holds. Of a single one, `pins` is the node itself.
+struct Held {
+  int32_t count = 0;
+  int32_t pins = 0;  // all ids, xor
+
+  void add(int32_t pin) { ++count, pins ^= pin; }
+  void remove(int32_t pin) { --count, pins ^= pin; }
+};
+
 struct Move {
   int32_t node, from, to;
 };
@@ -37,6 +47,11 @@ struct Move {
 // Searches do not go on along larger nets, whose pins hardly have to do with each other, nor to
 // nodes of more nets, which are near everything and dear to move. They only start from these.
 constexpr int64_t kMostPins = 300, kMostNets = 1000;
+
+// Searches whose first move loses more than half of what a node has on average, and more than this,
+// hardly ever win it back; nor do those that have lost twice as much on their way.
+// Few nodes are searched from whatever that loses: each may stand for many.
+constexpr int64_t kLeastLoss = 8, kAnyLoss = INT64_MAX / 4, kFew = 2000;
 
 // An assignment, with what each move from it would gain.
 class Gains {
@@ -46,18 +61,18 @@ class Gains {
         loads_(loads),
         num_parts_(loads.num_parts),
         part_(part),
-        count_(graph.num_nets() * num_parts_),
+        held_(graph.num_nets() * num_parts_),
         reach_(graph.num_nodes() * num_parts_),
         alone_(graph.num_nodes()),
         degree_(graph.num_nodes()) {
     for (int64_t net = 0; net < graph.num_nets(); ++net) {
-      for (const int32_t pin : graph.pins[net]) ++count_[net * num_parts_ + part_[pin]];
+      for (const int32_t pin : graph.pins[net]) held_[net * num_parts_ + part_[pin]].add(pin);
     }
     for (int64_t v = 0; v < graph.num_nodes(); ++v) {
       for (const int32_t net : graph.nets[v]) {
         degree_[v] += graph.net_weight[net];
         for (int64_t p = 0; p < num_parts_; ++p) {
-          if (count_[net * num_parts_ + p] > 0) reach_[v * num_parts_ + p] += graph.net_weight[net];
+          if (held_[net * num_parts_ + p].count > 0) reach_[v * num_parts_ + p] += graph.net_weight[net];
         }
       }
       alone_[v] = weight_alone(v);
@@ -68,12 +83,17 @@ class Gains {
     int64_t sum = 0;
     for (int64_t net = 0; net < graph_.num_nets(); ++net) {
       for (int64_t p = 0; p < num_parts_; ++p) {
-        if (count_[net * num_parts_ + p] > 0) sum += graph_.net_weight[net];
+        if (held_[net * num_parts_ + p].count > 0) sum += graph_.net_weight[net];
       }
     }
     return sum;
   }
   int32_t part(int64_t v) const { return part_[v]; }
+  // What nodes weigh in nets, on average.
+  int64_t mean_degree() const {
+    const int64_t sum = std::accumulate(degree_.begin(), degree_.end(), int64_t{0});
+    return sum / std::max<int64_t>(1, graph_.num_nodes());
+  }
   const Hypergraph& graph() const { return graph_; }
   Loads& loads() const { return loads_; }
   // Nets of v that the part it leaves is rid of, less those that are new to part `to`.
@@ -103,36 +123,43 @@ class Gains {
     if (best.to >= 0) best.gain = gain(v, best.to);
     return best;
   }
-  // Moves v and calls changed(pin) for every other node whose gains changed.
+  // Moves v and calls near(pin) for the other pins of nets of which the gain of some move changed.
   template <class F>
-  void move(int32_t v, int32_t to, const F& changed) {
+  void move(int32_t v, int32_t to, const F& near) {
     const int32_t from = part_[v];
     part_[v] = to;
     loads_.move(v, from, to);
+    int64_t alone = 0;
     for (const int32_t net : graph_.nets[v]) {
       const int64_t w = graph_.net_weight[net];
-      int32_t* count = &count_[net * num_parts_];
-      const int32_t left = --count[from], there = ++count[to];
-      if (left > 1 && there > 2) continue;
+      Held& old = held_[net * num_parts_ + from];
+      Held& now = held_[net * num_parts_ + to];
+      old.remove(v);
       const bool tell = graph_.pins.size(net) <= kMostPins;
+      if (old.count == 1) alone_[old.pins] += w;
+      if (now.count == 1) alone_[now.pins] -= w;
+      now.add(v);
+      if (now.count == 1) alone += w;
+      if (tell && (old.count <= 1 || now.count <= 2)) {
+        for (const int32_t pin : graph_.pins[net]) {
+          if (pin != v) near(pin);
+        }
+      }
+      if (old.count > 0 && now.count > 1) continue;
       for (const int32_t pin : graph_.pins[net]) {
         int64_t* reach = &reach_[pin * num_parts_];
-        if (left == 0) reach[from] -= w;
-        if (there == 1) reach[to] += w;
-        if (pin == v) continue;
-        if (left == 1 && part_[pin] == from) alone_[pin] += w;
-        if (there == 2 && part_[pin] == to) alone_[pin] -= w;
-        if (tell) changed(pin);
+        if (old.count == 0) reach[from] -= w;
+        if (now.count == 1) reach[to] += w;
       }
     }
-    alone_[v] = weight_alone(v);
+    alone_[v] = alone;
   }
 
  private:
   int64_t weight_alone(int64_t v) const {
     int64_t sum = 0;
     for (const int32_t net : graph_.nets[v]) {
-      if (count_[net * num_parts_ + part_[v]] == 1) sum += graph_.net_weight[net];
+      if (held_[net * num_parts_ + part_[v]].count == 1) sum += graph_.net_weight[net];
     }
     return sum;
   }
@@ -141,7 +168,7 @@ class Gains {
   Loads& loads_;
   const int64_t num_parts_;
   int32_t* part_;
-  std::vector<int32_t> count_;           // pins of each net in each part
+  std::vector<Held> held_;               // of each net by each part
   std::vector<int64_t> reach_;           // weight of the nets of each node that each part touches
   std::vector<int64_t> alone_, degree_;  // weight of those it alone keeps in its part; of all
 };
@@ -157,21 +184,28 @@ class Searches {
   Searches(Gains& gains, int64_t patience)
       : gains_(gains),
         patience_(patience),
+        most_loss_(gains.graph().num_nodes() <= kFew
+                       ? kAnyLoss
+                       : std::max(kLeastLoss, gains.mean_degree() / 2)),
         state_(gains.graph().num_nodes()),
+        is_fresh_(gains.graph().num_nodes(), 1),
+        tie_(gains.graph().num_nodes()),
         seen_(gains.graph().num_nodes(), -1) {}
 
-  // Searches from every boundary node once; returns what all of them gained.
+  // Searches once from every boundary node near which something moved since it was last searched
+  // from; returns what all searches gained.
   int64_t round(uint64_t key) {
-    key_ = key;
     std::fill(state_.begin(), state_.end(), kFree);
     std::vector<std::pair<uint32_t, int32_t>> seeds;
     for (int32_t v = 0; v < gains_.graph().num_nodes(); ++v) {
-      if (gains_.on_boundary(v)) seeds.push_back({tie_of(key, v), v});
+      tie_[v] = tie_of(key, v);
+      if (is_fresh_[v] && gains_.on_boundary(v)) seeds.push_back({tie_[v], v});
+      is_fresh_[v] = 0;
     }
     std::sort(seeds.begin(), seeds.end());
     int64_t sum = 0;
     for (const auto& [tie, v] : seeds) {
-      if (state_[v] == kFree) sum += search(v);
+      if (state_[v] == kFree && gains_.best(v, tie).gain >= -most_loss_) sum += search(v);
     }
     return sum;
   }
@@ -185,7 +219,7 @@ class Searches {
     push(seed);
     int64_t sum = 0, best = 0, since = 0;
     size_t kept = 0;
-    while (!heap_.empty() && since < patience_) {
+    while (!heap_.empty() && since < patience_ && sum >= best - 2 * most_loss_) {
       const Candidate top = heap_.top();
       heap_.pop();
       if (state_[top.node] == kMoved) continue;
@@ -206,6 +240,7 @@ class Searches {
       state_[last.node] = kTried;
       moves_.pop_back();
     }
+    for (const Move& move : moves_) freshen(move.node);
     return best;
   }
   void apply(const Candidate& move) {
@@ -224,15 +259,22 @@ class Searches {
       seen_[pin] = -1;
     }
   }
+  void freshen(int32_t v) {
+    for (const int32_t net : gains_.graph().nets[v]) {
+      if (gains_.graph().pins.size(net) > kMostPins) continue;
+      for (const int32_t pin : gains_.graph().pins[net]) is_fresh_[pin] = 1;
+    }
+  }
   void push(int32_t v) {
-    const Candidate now = gains_.best(v, tie_of(key_, v));
+    const Candidate now = gains_.best(v, tie_[v]);
     if (now.to >= 0) heap_.push(now);
   }
 
   Gains& gains_;
-  const int64_t patience_;
-  uint64_t key_ = 0;
+  const int64_t patience_, most_loss_;
   std::vector<State> state_;
+  std::vector<char> is_fresh_;
+  std::vector<uint32_t> tie_;
   std::vector<int32_t> seen_;
   std::vector<int32_t> near_;
   Heap heap_;

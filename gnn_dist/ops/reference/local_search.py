@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from gnn_dist.ops.native import operator
-from gnn_dist.ops.reference.part_state import Loads, State, node_draws
+from gnn_dist.ops.reference.part_state import MOST_PINS, Loads, State, node_draws
 from gnn_dist.ops.reference.words import words
 
 __all__ = ["local_search"]
 
 LEAST_RELIEF = 1e-12
+FEW = 2000  # nodes, up to which searches may lose anything
+LEAST_LOSS = 8  # the most that a search's first move may lose, where nodes have few nets
 
 
 def _fake_search(*arguments: Tensor) -> Tensor:
@@ -64,9 +66,10 @@ def local_search(
     state = State((net_ptr, nets, pin_ptr, pins, net_weight), loads, part)
     _rebalance(state, node_draws(key, len(part)))
     round_keys = words(torch.tensor([key]), rounds)[0].tolist()
+    fresh = set(range(len(part)))
     for round_key in round_keys:
         before = state.connectivity()
-        _round(state, node_draws(round_key, len(part)), patience)
+        fresh = _round(state, node_draws(round_key, len(part)), patience, fresh)
         after = state.connectivity()
         if (before - after) * 1000 <= after:
             break
@@ -121,17 +124,32 @@ def _cheapest(state: State, v: int, level: bool) -> tuple[float, int] | None:
     return best
 
 
-def _round(state: State, draws: list[int], patience: int) -> None:
+def _round(state: State, draws: list[int], patience: int, fresh: set[int]) -> set[int]:
+    """Search from the fresh nodes of the boundary; return those near which something moved."""
     moved: set[int] = set()
     tried: set[int] = set()
     seeds = [
         (draws[v] % 2**32, v)
-        for v in range(len(state.part))
+        for v in sorted(fresh)
         if any(state.reach(v, p) for p in state.others(v))
     ]
     for _, v in sorted(seeds):
         if v not in moved and v not in tried:
-            _search(state, v, draws, patience, (moved, tried))
+            found = state.best(v)
+            if found and found[0] >= -_most_loss(state):
+                _search(state, v, draws, patience, (moved, tried))
+    return {
+        pin for v in moved for net in state.nets[v] for pin in state.pins[net]
+        if len(state.pins[net]) <= MOST_PINS
+    }  # fmt: skip
+
+
+def _most_loss(state: State) -> int:
+    """Return how much the first move of a search may lose."""
+    if len(state.part) <= FEW:
+        return 2**61
+    total = sum(w * len(pins) for w, pins in zip(state.net_weight, state.pins, strict=True))
+    return max(LEAST_LOSS, total // max(1, len(state.part)) // 2)
 
 
 def _search(
@@ -149,7 +167,7 @@ def _search(
     push(seed)
     moves: list[tuple[int, int]] = []
     total = best = since = kept = 0
-    while heap and since < patience:
+    while heap and since < patience and total >= best - 2 * _most_loss(state):
         gain, _, v, to = heapq.heappop(heap)
         found = None if v in moved else state.best(v)
         if found is None:
