@@ -149,7 +149,8 @@ def _most_loss(state: State) -> int:
     if len(state.part) <= FEW:
         return 2**61
     total = sum(w * len(pins) for w, pins in zip(state.net_weight, state.pins, strict=True))
-    return max(LEAST_LOSS, total // max(1, len(state.part)) // 2)
+    most: int = max(LEAST_LOSS, total // max(1, len(state.part)) // 2)
+    return most
 
 
 def _search(
