@@ -23,6 +23,7 @@ __all__ = ["MtKaHyPar", "has_mtkahypar"]
 
 Array = NDArray[Any]
 
+MOST_WEIGHT = 2**30  # of all nodes together: it counts in 32 bits
 PRESETS = ("deterministic", "deterministic_quality", "default", "quality", "highest_quality")
 
 
@@ -68,7 +69,7 @@ class MtKaHyPar(Balanced):
                 "method 'mtkahypar' needs Mt-KaHyPar: pip install gnn-dist[mtkahypar], or take "
                 "--method metis"
             )
-        weight = balance.folded()
+        weight = _within_int32(balance.folded())
         # The folded weight of each part may exceed its target as the loosest constraint does.
         imbalance = float(balance.imbalance.min())
         target = balance.targets * weight.sum()
@@ -101,6 +102,15 @@ class MtKaHyPar(Balanced):
 def has_mtkahypar() -> bool:
     """Return whether Mt-KaHyPar is installed."""
     return importlib.util.find_spec("mtkahypar") is not None
+
+
+def _within_int32(weight: Array) -> Array:
+    """Return weights whose sum Mt-KaHyPar can count, scaled down where they are too large."""
+    total = int(weight.sum())
+    if total <= MOST_WEIGHT:
+        return weight
+    scaled: Array = np.maximum(1, weight * (MOST_WEIGHT / total)).astype(np.int64)
+    return scaled
 
 
 def _write_nets(folder: Path, graph: Graph) -> bool:

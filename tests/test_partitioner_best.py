@@ -91,6 +91,12 @@ def test_nets_hold_a_node_and_its_readers(tmp_path):
     assert nets == [[0, 1, 2], [0, 2, 3]]  # of nodes 0 and 2; a self-loop is no reader
 
 
+def test_weights_fit_in_32_bits():
+    weight = np.array([2**33, 2**32, 1])
+    assert mtkahypar._within_int32(weight).tolist() == [2**31 // 3, 2**30 // 3, 1]
+    assert mtkahypar._within_int32(np.array([5, 7])).tolist() == [5, 7]
+
+
 def test_mtkahypar_says_how_it_is_installed(monkeypatch):
     monkeypatch.setattr(mtkahypar, "has_mtkahypar", lambda: False)
     with pytest.raises(PartitionError, match=r"pip install gnn-dist\[mtkahypar\]"):

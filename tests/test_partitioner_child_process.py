@@ -45,7 +45,7 @@ def with_worker(monkeypatch, tmp_path, code):
 def test_a_child_that_fails_is_an_error_with_advice(monkeypatch, tmp_path, code, message, ring):
     with_worker(monkeypatch, tmp_path, code)
     with pytest.raises(PartitionError, match=r"METIS on 9 nodes in 2 parts " + message):
-        partition_graph(ring, 2)
+        partition_graph(ring, 2, "metis")
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,18 @@ def test_a_result_that_is_no_partition_is_refused(monkeypatch, tmp_path, parts, 
     )
     with_worker(monkeypatch, tmp_path, code)
     with pytest.raises(PartitionError, match=message):
-        partition_graph(ring, 2)
+        partition_graph(ring, 2, "metis")
 
 
 def test_no_room_for_temporary_files_is_an_error_with_advice(monkeypatch, tmp_path, ring):
     monkeypatch.setattr(metis.tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(PartitionError, match=r"set TMPDIR to a folder with room"):
-        partition_graph(ring, 2)
+        partition_graph(ring, 2, "metis")
 
 
 def test_nothing_is_left_behind(monkeypatch, tmp_path, ring):
     monkeypatch.setattr(metis.tempfile, "tempdir", str(tmp_path))
-    partition_graph(ring, 2)
+    partition_graph(ring, 2, "metis")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,13 +83,13 @@ def test_warnings_turned_into_errors_do_not_reach_the_child(monkeypatch, tmp_pat
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     with_worker(monkeypatch, tmp_path, "import warnings; warnings.warn('old'); sys.exit('alive')")
     with pytest.raises(PartitionError, match=r"\(alive\)"):
-        partition_graph(ring, 2)
+        partition_graph(ring, 2, "metis")
 
 
 def test_the_worker_s_folder_is_not_on_the_child_s_path(monkeypatch, tmp_path, ring):
     with_worker(monkeypatch, tmp_path, "sys.exit(str(os.path.dirname(__file__) in sys.path))")
     with pytest.raises(PartitionError, match=r"\(False\)"):
-        partition_graph(ring, 2)
+        partition_graph(ring, 2, "metis")
 
 
 def test_a_small_stack_is_raised_and_core_files_are_off():

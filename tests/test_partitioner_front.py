@@ -54,7 +54,7 @@ def test_the_partition_says_how_it_was_made(ring):
     assert type(partition.options["seed"]) is int
     assert partition.notes == ()
     assert partition_graph(ring, 3, "Contiguous").options == {"balance": "nodes"}
-    assert partition_graph(ring, 3).method == "metis"
+    assert partition_graph(ring, 3).method == "best"
 
 
 def test_num_parts_may_be_a_numpy_integer(ring):
@@ -89,7 +89,7 @@ def test_a_graph_without_nodes_is_refused(method):
     ("method", "options", "message"),
     [
         ("metsi", {}, r"no partitioning method 'metsi' \(--method\): did you mean 'metis'"),
-        ("zzz", {}, "known: 2ps-l, contiguous, dbh, fennel, hdrf, ldg, metis"),
+        ("zzz", {}, "known: 2ps-l, best, contiguous, dbh, fennel, hdrf"),
         (Metis, {}, "must be a name or a partitioner such as"),
         (len, {}, "must be a name or a partitioner such as"),
         (3, {}, "got 3"),

@@ -95,7 +95,7 @@ def test_parts_hold_fewer_classes():
         partition = partition_graph(graph, 4, method, **options)
         mixed[method] = measure_label_entropy(y, partition.assignment, 4).mean
     assert mixed["metis"] > 1.9
-    assert mixed["metis-ew"] < 1.5
+    assert mixed["metis-ew"] < 1.75
 
 
 def test_it_is_deterministic_and_says_its_options():
