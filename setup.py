@@ -99,7 +99,7 @@ class BuildKernels(build_ext):
     def finalize_options(self) -> None:
         """Keep objects in one place, so that a wheel reuses those of an editable install."""
         if self.build_temp is None:
-            self.build_temp = str(ROOT / "build" / "kernels")
+            self.build_temp = str(ROOT / "build" / ("sanitized" if self.sanitize else "kernels"))
         super().finalize_options()
 
     def get_ext_filename(self, fullname: str) -> str:
