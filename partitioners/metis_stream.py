@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gnn_dist.partition import Partition
 from gnn_dist.partitioners.balance import Balance
-from gnn_dist.partitioners.balanced import BalanceOptions
 from gnn_dist.partitioners.child_process import run_metis, write_integers
+from gnn_dist.partitioners.clustered import Clustered
 from gnn_dist.partitioners.clusters import Clusters, cluster_graph, cluster_stream
 from gnn_dist.partitioners.options import check_integer
-from gnn_dist.partitioners.restream import finished, relieved, settle, shares_of, trivial_parts
-from gnn_dist.partitioners.sources import Degrees, Source, degrees, rows_of
+from gnn_dist.partitioners.restream import relieved, settle, shares_of
+from gnn_dist.partitioners.sources import Degrees, Source, rows_of
 
 if TYPE_CHECKING:
     from gnn_dist.ops.streaming import Rows
@@ -30,7 +29,7 @@ METIS_PAIR_BYTES = 300  # what METIS needs for a pair of neighbours, both direct
 
 
 @dataclass(frozen=True)
-class MetisStream(BalanceOptions):
+class MetisStream(Clustered):
     """Cluster the edges as they come, let METIS partition the clusters, then settle the nodes.
 
     Clusters are moved until they are balanced in every constraint; then nodes are, where the source
@@ -78,30 +77,17 @@ class MetisStream(BalanceOptions):
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def __call__(self, graph: Source, num_parts: int) -> Partition:
-        """Return the partition."""
-        counted = degrees(graph)
-        return self.partition(graph, self.balance_of(counted, num_parts), counted)
-
-    def partition(
-        self, graph: Source, balance: Balance, counted: Degrees | None = None
-    ) -> Partition:
-        """Return the partition under any constraints."""
-        num_parts = balance.num_parts
-        trivial = trivial_parts(graph.num_nodes, num_parts)
-        if trivial is not None:
-            return Partition(trivial, num_parts)
-        counted = degrees(graph) if counted is None else counted
+    def assign(self, graph: Source, balance: Balance, counted: Degrees) -> Array:
+        """Return the part of each node."""
         most = self._most_clusters(graph.num_nodes)
         passes = self.cluster_passes if most < graph.num_nodes else 0
         state, _ = cluster_stream(
-            graph, counted, balance, share=2 * num_parts / most, passes=passes
+            graph, counted, balance, share=2 * balance.num_parts / most, passes=passes
         )
         clusters = Clusters.of_state(state).bundled(most, state.limit[1:])
         rows = cluster_graph(graph, clusters, most_pairs=self.memory_limit // METIS_PAIR_BYTES)
         parts = self._partition_clusters(clusters, rows, balance)[clusters.of]
-        parts = self._settled(graph, parts, balance, counted)
-        return finished(graph, parts, num_parts, balance)
+        return self._settled(graph, parts, balance, counted)
 
     def _most_clusters(self, num_nodes: int) -> int:
         wanted = max(num_nodes // self.nodes_per_cluster, min(num_nodes, FEW_NODES))

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gnn_dist.partition import Partition
 from gnn_dist.partitioners.balance import Balance
-from gnn_dist.partitioners.balanced import BalanceOptions
+from gnn_dist.partitioners.clustered import Clustered
 from gnn_dist.partitioners.clusters import Clusters, cluster_stream, merged
 from gnn_dist.partitioners.options import check_integer, check_number
-from gnn_dist.partitioners.restream import finished, relieved, shares_of, trivial_parts
-from gnn_dist.partitioners.sources import Degrees, Source, degrees
+from gnn_dist.partitioners.restream import relieved, shares_of
+from gnn_dist.partitioners.sources import Degrees, Source
 
 if TYPE_CHECKING:
     from gnn_dist.ops.streaming import Rows
@@ -23,7 +22,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Spring(BalanceOptions):
+class Spring(Clustered):
     """Cluster edges as they come, merge clusters by rich neighbours, pack the largest first.
 
     Source: X. Huang et al., "SDT-GNN: Streaming-based Distributed Training Framework for Graph
@@ -62,27 +61,14 @@ class Spring(BalanceOptions):
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def __call__(self, graph: Source, num_parts: int) -> Partition:
-        """Return the partition."""
-        counted = degrees(graph)
-        return self.partition(graph, self.balance_of(counted, num_parts), counted)
-
-    def partition(
-        self, graph: Source, balance: Balance, counted: Degrees | None = None
-    ) -> Partition:
-        """Return the partition under any constraints."""
-        num_parts = balance.num_parts
-        trivial = trivial_parts(graph.num_nodes, num_parts)
-        if trivial is not None:
-            return Partition(trivial, num_parts)
-        counted = degrees(graph) if counted is None else counted
+    def assign(self, graph: Source, balance: Balance, counted: Degrees) -> Array:
+        """Return the part of each node."""
         state, richest = cluster_stream(
             graph, counted, balance, share=self.cluster_share, passes=self.passes
         )
         clusters = merged(state, richest, balance, share=self.merged_share)
         parts = place_clusters(clusters, balance)[clusters.of]
-        parts = relieved(parts, shares_of(balance), counted.degree)
-        return finished(graph, parts, num_parts, balance)
+        return relieved(parts, shares_of(balance), counted.degree)
 
 
 def place_clusters(clusters: Clusters, balance: Balance, rows: "Rows | None" = None) -> Array:

@@ -59,6 +59,7 @@ QUALITY_KEYS = {
     cut: {f.name for f in fields(quality)} | {"balance"}
     for cut, quality in (("edge", PartitionQuality), ("vertex", EdgePartitionQuality))
 }
+EDGES = {"name": "edges", "indptr": "indptr", "indices": "indices"}
 STRUCTURE_ROWS = {"edge": "owned", "vertex": "local"}
 PARTITIONER_KEYS = {"method", "options", "notes"}
 FEATURE_NAMES = ("x", "x_indptr", "x_indices", "x_data")
@@ -160,15 +161,14 @@ def write_partition(
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
-        cut: str
-        quality: dict[str, Any]
         if isinstance(partition, Partition):
-            written = write_parts(
+            cut = "edge"
+            rows, measured = write_parts(
                 graph, partition, temporary, mark_bytes=mark_bytes, progress=progress
             )
-            cut, rows, quality = "edge", written.rows, written.quality.to_dict()
+            quality = measured.to_dict()
         else:
-            quality = measure_edge_quality(graph, partition).to_dict()
+            quality = measure_edge_quality(graph, partition).to_dict()  # refuses wrong roots
             cut, rows = "vertex", write_vertex_cut(graph, partition, temporary)
         quality |= _label_entropy(graph, nodes)
         meta = Meta(
@@ -191,14 +191,7 @@ def write_partition(
                 "notes": list(partition.notes),
             },
             quality=quality,
-            structures=(
-                {
-                    "name": "edges",
-                    "indptr": "indptr",
-                    "indices": "indices",
-                    "rows": STRUCTURE_ROWS[cut],
-                },
-            ),
+            structures=({**EDGES, "rows": STRUCTURE_ROWS[cut]},),
             arrays=rows,
         )
         (temporary / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
