@@ -312,6 +312,19 @@ def test_local_search_equals_its_reference(balanced):
         assert torch.equal(kernels.local_search(*arguments), expected)
 
 
+def test_local_search_of_a_large_graph_equals_its_reference():
+    # From some size on no search begins by losing much: hubs are where that shows.
+    rng = np.random.default_rng(3)
+    num_nodes = reference_search.FEW + 200
+    src, dst = (num_nodes * rng.random((2, 5000)) ** 3).astype(np.int64)
+    graph = graph_from_edges(src, dst, num_nodes=num_nodes, symmetrize=True)
+    balance = balance_of(graph, 3, 0.1)
+    arrays = hypergraph_of(graph, balance.weights).arrays
+    arguments = (*tensors(*arrays, balance.limits, random_part(graph, 3)), 3, 1, 1)
+    expected = reference_search.local_search(*arguments)
+    assert torch.equal(kernels.local_search(*arguments), expected)
+
+
 def test_clusters_equal_their_reference():
     for graph, parts, seed in cases():
         weights = balance_of(graph, parts).weights
