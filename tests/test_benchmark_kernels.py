@@ -10,7 +10,7 @@ MAIN = Path(__file__).parents[1] / "scripts/benchmarks/kernels/main.py"
 
 
 def test_a_quick_run_prints_a_table(tmp_path):
-    command = [sys.executable, str(MAIN), "--quick", "--no-peers", "--cache", str(tmp_path)]
+    command = [sys.executable, str(MAIN), "--quick", "--cache", str(tmp_path), "--peers"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     header, *rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     columns = [cell.strip() for cell in header.strip("|").split("|")]

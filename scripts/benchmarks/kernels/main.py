@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/kernels/main.py                    everything; see README.md
     python scripts/benchmarks/kernels/main.py --only spmm
-    python scripts/benchmarks/kernels/main.py --quick --no-peers
+    python scripts/benchmarks/kernels/main.py --quick --peers
 
 Peers that are not installed are left out.
 """
@@ -23,7 +23,7 @@ import rows
 import sampling
 import spmm
 from harness import HEADER, Setup, measure, measure_machine, table_rows
-from peers import Peers, load_peers
+from peers import PEERS, load_peers
 
 # Name to the function that makes its cases.
 SUITES = {
@@ -44,7 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--reps", type=int, default=7, help="repetitions, in turns")
     parser.add_argument("--quick", action="store_true", help="scale 14, 2 repetitions")
     parser.add_argument(
-        "--no-peers", action="store_true", help="our own kernels alone, not even PyTorch's"
+        "--peers", nargs="*", choices=PEERS, default=PEERS, help="none: our own kernels alone"
     )
     cache = Path(tempfile.gettempdir()) / "gnn-dist-benchmarks"
     parser.add_argument("--cache", type=Path, default=cache, help="folder for graphs")
@@ -56,7 +56,7 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")  # of the peers
-    peers = Peers() if args.no_peers else load_peers()
+    peers = load_peers(args.peers)
     scale, reps = (14, 2) if args.quick else (args.scale, args.reps)
     setup = Setup(peers, scale, args.cache, args.quick)
     machine = measure_machine(args.quick)

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -31,20 +32,23 @@ class Peers:
         return f"{dgl}, {pyg}{absent}"
 
 
-def load_peers() -> Peers:
-    """Import what is there."""
+PEERS = ("torch", "dgl", "pyg")
+
+
+def load_peers(wanted: Sequence[str] = PEERS) -> Peers:
+    """Import those of the wanted peers that are there."""
     dgl = pyg = None
     pyg_samples = False
-    if importlib.util.find_spec("dgl") is not None:
+    if "dgl" in wanted and importlib.util.find_spec("dgl") is not None:
         _lend_packaging()
         os.environ.setdefault("DGLBACKEND", "pytorch")
         import dgl
-    if importlib.util.find_spec("torch_geometric") is not None:
+    if "pyg" in wanted and importlib.util.find_spec("torch_geometric") is not None:
         import torch_geometric as pyg
         from torch_geometric import typing
 
         pyg_samples = typing.WITH_TORCH_SPARSE or typing.WITH_PYG_LIB
-    return Peers(True, dgl, pyg, pyg_samples)
+    return Peers("torch" in wanted, dgl, pyg, pyg_samples)
 
 
 def _lend_packaging() -> None:
