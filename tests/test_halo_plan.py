@@ -113,7 +113,7 @@ def wrong_owner(world):
     owned = torch.tensor([[0, 1], [3, 4]][world.rank])
     halo = torch.tensor([[3], [2]][world.rank])
     with pytest.raises(ShardFormatError, match="rank 0 lacks 1 nodes"):
-        build_plan(owned, halo, PartitionBook(np.array([0, 3, 5])), world.transport)
+        build_plan(owned, halo, owned, PartitionBook(np.array([0, 3, 5])), world.transport)
 
 
 def test_a_halo_node_that_nobody_owns_is_refused_everywhere():

@@ -13,7 +13,7 @@ from gnn_dist.nn.dropout import Dropout, set_step
 from gnn_dist.partition import Partition
 from gnn_dist.shard.format import write_partition
 from gnn_dist.testing import run_ranks
-from gnn_dist.train.full_batch import shard_blocks
+from gnn_dist.train.full_batch import exact_blocks
 
 pytestmark = pytest.mark.mpi
 
@@ -30,7 +30,7 @@ def one_step(world, folder, name):
     torch.manual_seed(3)
     layer = LAYERS[name]().double()
     set_step(layer.train(), seed=5, step=7)
-    [block] = shard_blocks(shard, world.transport, layers=1, halo="overlap")
+    [block] = exact_blocks(shard, world.transport, layers=1, halo="overlap")
     x = shard.x.clone().requires_grad_()
     out = layer(x, block)
     # A loss that does not depend on the order of rows.

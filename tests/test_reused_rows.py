@@ -20,7 +20,7 @@ from gnn_dist.ops.native import kernels
 from gnn_dist.ops.rows import gather_rows
 from gnn_dist.partition import Partition
 from gnn_dist.shard.format import write_partition
-from gnn_dist.train.full_batch import shard_blocks
+from gnn_dist.train.full_batch import exact_blocks
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
@@ -56,7 +56,7 @@ def test_every_model_takes_a_step_in_every_precision(name, precision, features, 
         shape = ModelShape(graph.num_features, 4 * hidden, 3, layers=3, dropout=0.5, heads=2)
         model = build_model(name, shape).to(wide)
         set_step(model, seed=0, step=0)
-        blocks = shard_blocks(shard, World.single().transport, layers=3, halo="overlap")
+        blocks = exact_blocks(shard, World.single().transport, layers=3, halo="overlap")
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             for _ in range(2):
                 losses[hidden] = model(shard.features, blocks).float().square().mean()

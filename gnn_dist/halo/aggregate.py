@@ -60,6 +60,7 @@ def aggregate(
 
     Raises:
         ConfigError: An unknown reduction, or a weighted one that is not defined.
+            On every rank: the exchange's policy is for sums alone and `reduce` is none.
         GraphError: `x`, `weight`, `scale` or `onto` does not fit, or constant rows were changed.
     """
     structure = block.structure
@@ -79,6 +80,8 @@ def aggregate(
         exchange = None
     out: Tensor
     if reduce in ("max", "min"):
+        if exchange is not None:
+            exchange.check_any_use(f"reduce={reduce!r}")
         operator = _Operator(csr, exchange, symmetric, None, None)
         out = _Extreme.apply(_flat(x), operator, reduce)  # type: ignore[no-untyped-call]
     else:
@@ -86,6 +89,7 @@ def aggregate(
         if reduce == "mean":
             dst = csr.mean_scale if self_loops else structure.mean_scale
         symmetric = symmetric and structure.is_own_factors(weight)
+        symmetric = symmetric and (exchange is None or exchange.mirrored is not None)
         operator = _Operator(csr, exchange, symmetric, scale, dst)
         base = None if onto is None else _flat(_apart(onto, x))
         out = _Sum.apply(_flat(x), weight, base, operator)  # type: ignore[no-untyped-call]
@@ -263,8 +267,8 @@ def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
     """Collective. Apply the same map to gradients: A = A', only the factors of ends change."""
     here, halo = operator.halves
     src_here, _ = operator.src_halves
-    exchange = operator.exchange
-    if exchange is None or halo is None:
+    mirrored = None if operator.exchange is None else operator.exchange.mirrored
+    if mirrored is None or halo is None:
         factors = Factors(weight, here.position, operator.own_dst, src_here)
         return spmm_sum(here.csr, grad, factors), None
     dst_here, dst_halo = operator.own_dst, None
@@ -276,7 +280,7 @@ def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
             wide = dst_here.to(torch.promote_types(grad.dtype, torch.float32))
             grad = (grad * wide[:, None]).to(grad.dtype)
             dst_here = None
-    pending = exchange.mirrored.start(grad)
+    pending = mirrored.start(grad)
     grad_x = spmm_sum(here.csr, grad, Factors(weight, here.position, dst_here, src_here))
 
     def finish() -> Tensor:

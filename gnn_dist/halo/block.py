@@ -21,10 +21,13 @@ class Constant:
 
     Attributes:
         rows: The rows; they must not be changed.
+        exchange: Brings their halo rows, exactly: being sent once, they need no cheaper way. None
+            takes the block's own exchange.
         made: Results by how they were made, with the versions of results and rows then.
     """
 
     rows: Tensor
+    exchange: LayerExchange | None = None
     made: dict[Hashable, tuple[Tensor, int, int]] = field(default_factory=dict)
 
 
@@ -64,7 +67,8 @@ class Block:
         if key not in made:
             # Tensors made in inference mode could not be saved for a backward.
             with torch.inference_mode(mode=False):
-                result = make(replace(self, constant=None))
+                exchange = self.constant.exchange or self.exchange
+                result = make(replace(self, constant=None, exchange=exchange))
             made[key] = (result, result._version, version)
         result, *versions = made[key]
         if [result._version, version] != versions:

@@ -2,36 +2,41 @@
 
     start(rows) -> Pending          Pending.wait() -> the rows that arrived
 
-What a policy changes, it changes inside an exchange: layers and `aggregate` never see it. Today
-there are two, and they differ in when the waiting is done:
+What a policy changes, it changes inside an exchange: layers and `aggregate` never see it.
+
+    Selector    which rows of the route travel in this step     select.py
+    Courier     encodes, sends, receives and decodes them       courier.py, codec.py
+    Exchange    when they are waited for, what is kept          here
 
     blocking    start ........ wait | owned sources | halo sources
     overlap     start | owned sources | wait ...... | halo sources
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gnn_dist.comm.transport import Handle, Transport
-from gnn_dist.errors import ConfigError, nearest
-from gnn_dist.ops.rows import gather_rows, new_rows_like
-from gnn_dist.profile.meter import HALO_WAIT, Meter
+from gnn_dist.comm.transport import Transport
+from gnn_dist.errors import ConfigError
+from gnn_dist.halo.clock import Clock
+from gnn_dist.halo.codec import make_codec
+from gnn_dist.halo.courier import Courier, Parcel, Place
+from gnn_dist.halo.policy import Blocking, HaloPolicy, Overlap, Term
+from gnn_dist.halo.route import Route, back, there
+from gnn_dist.halo.select import Selector, make_selector
+from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.plan import HaloPlan
 
 __all__ = [
-    "HALO_POLICIES",
     "Exchange",
+    "ExchangeMaker",
     "LayerExchange",
     "Pending",
-    "Route",
-    "check_policy",
     "halo_exchange",
-    "make_exchange",
 ]
 
 
@@ -61,30 +66,40 @@ class LayerExchange:
         forward: Takes owned rows (n, ...), returns halo rows (h, ...).
         reverse: Takes halo rows (h, ...), returns boundary rows (s, ...) for `plan.add_boundary`.
         mirrored: Takes owned rows, returns halo rows, like `forward`, but for gradients: on a
-            symmetric graph they may travel so instead of in reverse. A layer uses one of the two.
+            symmetric graph they may travel so instead of in reverse. None where the policy's
+            adjoint is the reverse alone. A layer uses one of the two.
+        sums_only: Why halo rows are of use for sums alone; "" if they are of any.
     """
 
     plan: HaloPlan
     forward: Exchange
     reverse: Exchange
-    mirrored: Exchange
+    mirrored: Exchange | None
+    sums_only: str = ""
 
     @property
     def is_alone(self) -> bool:
         """Whether there is one rank only, so that nothing ever travels."""
         return len(self.plan.recv_ptr) == 2
 
+    def check_any_use(self, what: str) -> None:
+        """Raise ConfigError if halo rows may only be summed, naming what would do otherwise."""
+        if self.sums_only:
+            raise ConfigError(f"{what} does not sum halo rows, but {self.sums_only}")
+
 
 @dataclass
-class _Travelling:
-    handle: Handle
-    rows: Tensor
-    meter: Meter
+class _Selected:
+    """Rows of a part of the route, put where they belong."""
+
+    parcel: Parcel
+    scale: float
 
     def wait(self) -> Tensor:
-        with self.meter.timed(HALO_WAIT):
-            self.handle.wait()
-        return self.rows
+        rows = self.parcel.wait()
+        if self.scale != 1.0:
+            rows = rows.mul_(self.scale)
+        return self.parcel.route.spread(rows)
 
 
 @dataclass
@@ -96,40 +111,15 @@ class _Arrived:
 
 
 @dataclass(frozen=True)
-class Route:
-    """One direction of a plan.
-
-    Attributes:
-        send_index: int64, which of the rows are sent; None sends them as they are.
-        send_ptr: (world_size + 1) offsets of what is sent to each rank.
-        recv_ptr: (world_size + 1) offsets of what comes from each rank.
-        channel: Tells exchanges that are in flight together apart.
-    """
-
-    send_index: Tensor | None
-    send_ptr: tuple[int, ...]
-    recv_ptr: tuple[int, ...]
-    channel: int
-
-
-@dataclass(frozen=True)
 class OverlappedExchange:
     """Waits when the rows are asked for; work done in between hides the transfer."""
 
-    transport: Transport
-    route: Route
-    meter: Meter
+    courier: Courier
+    selector: Selector
 
     def start(self, rows: Tensor) -> Pending:
         """Collective. Post receives, then sends."""
-        route = self.route
-        send = rows if route.send_index is None else gather_rows(rows, route.send_index)
-        received = new_rows_like(rows, route.recv_ptr[-1])
-        handle = self.transport.exchange(
-            send.contiguous(), route.send_ptr, received, route.recv_ptr, route.channel
-        )
-        self.meter.halo_bytes += send.numel() * send.element_size()
-        return _Travelling(handle, received, self.meter)
+        return _Selected(self.courier.post(rows, self.selector.now()), self.selector.scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: no row outlives its exchange."""
@@ -140,55 +130,72 @@ class OverlappedExchange:
 class BlockingExchange:
     """Waits at once; the reference for every other policy."""
 
-    overlapped: OverlappedExchange
+    courier: Courier
+    selector: Selector
 
     def start(self, rows: Tensor) -> Pending:
         """Collective. Exchange and wait."""
-        return _Arrived(self.overlapped.start(rows).wait())
+        return _Arrived(OverlappedExchange(self.courier, self.selector).start(rows).wait())
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: no row outlives its exchange."""
         return {}
 
 
-def _blocking(transport: Transport, route: Route, meter: Meter) -> Exchange:
-    return BlockingExchange(OverlappedExchange(transport, route, meter))
-
-
-HALO_POLICIES: dict[str, Callable[[Transport, Route, Meter], Exchange]] = {
-    "blocking": _blocking,
-    "overlap": OverlappedExchange,
+# How each schedule is made of a courier and what selects its rows.
+SCHEDULES: dict[type[Term], Callable[[Courier, Selector], Exchange]] = {
+    Blocking: BlockingExchange,
+    Overlap: OverlappedExchange,
 }
 
 
-def check_policy(policy: str) -> None:
-    """Raise ConfigError if there is no such halo policy."""
-    if policy not in HALO_POLICIES:
-        raise ConfigError(f"no halo policy {policy!r}: {nearest(policy, list(HALO_POLICIES))}")
-
-
-def make_exchange(
-    plan: HaloPlan, transport: Transport, policy: str, *, layer: int, meter: Meter | None = None
-) -> LayerExchange:
-    """Make the exchange of one layer.
+class ExchangeMaker:
+    """Makes the exchanges of one model on one shard; they share routes, clock and meter.
 
     Args:
         plan: The shard's plan.
         transport: What carries the rows.
-        policy: A name of `HALO_POLICIES`.
-        layer: The layer's number; each direction of each layer has a channel of its own.
+        policy: How they travel.
+        clock: Tells the policy which step it is; one that stands still by default.
         meter: Where waiting time and bytes are counted.
 
     Raises:
         ConfigError: There is no such policy.
     """
-    check_policy(policy)
-    make, meter = HALO_POLICIES[policy], meter or Meter()
-    there = Route(plan.send_index, plan.send_ptr, plan.recv_ptr, 2 * layer)
-    back = Route(None, plan.recv_ptr, plan.send_ptr, 2 * layer + 1)
-    mirrored = replace(there, channel=2 * layer + 1)
-    forward, reverse, gradients = (make(transport, r, meter) for r in (there, back, mirrored))
-    return LayerExchange(plan, forward, reverse, gradients)
+
+    def __init__(
+        self,
+        plan: HaloPlan,
+        transport: Transport,
+        policy: HaloPolicy | str,
+        *,
+        clock: Clock | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.plan, self.transport = plan, transport
+        self.policy = HaloPolicy.parse(policy) if isinstance(policy, str) else policy
+        self.clock, self.meter = clock or Clock(), meter or Meter()
+        self._there, self._back = there(plan, transport.rank), back(plan, transport.rank)
+
+    def at(self, layer: int) -> LayerExchange:
+        """Return the exchange of a layer; each has channels, and a state, of its own."""
+        policy = self.policy
+        mirrored = None
+        if policy.select is None:
+            mirrored = self._one_way(self._there, Place(layer, "reverse"))
+        return LayerExchange(
+            plan=self.plan,
+            forward=self._one_way(self._there, Place(layer, "forward")),
+            reverse=self._one_way(self._back, Place(layer, "reverse")),
+            mirrored=mirrored,
+            sums_only=policy.sums_only,
+        )
+
+    def _one_way(self, route: Route, place: Place) -> Exchange:
+        codec = make_codec(self.policy)
+        courier = Courier(self.transport, route, codec, self.clock, self.meter, place)
+        selector = make_selector(self.policy, route, self.clock)
+        return SCHEDULES[type(self.policy.schedule)](courier, selector)
 
 
 def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:
@@ -196,7 +203,11 @@ def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:
 
     Gradients of halo rows go back to the ranks that own them and are added there. For a reduction
     that could start before the rows are here, use `aggregate`.
+
+    Raises:
+        ConfigError: On every rank: the policy's halo rows are for sums alone.
     """
+    exchange.check_any_use("a layer that reads the rows of its sources")
     return _HaloRows.apply(x, exchange)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -59,13 +59,12 @@ def shard_from_arrays(arrays: ShardArrays, transport: Transport) -> Shard:
     num_owned = len(arrays.node_id)
     owned = torch.arange(arrays.owned_start, arrays.owned_start + num_owned, device=device)
     halo = _tensor(arrays.halo, device)
-    plan = build_plan(owned, halo, arrays.meta.book, transport)
+    node_id = _tensor(arrays.node_id, device)
+    plan = build_plan(owned, halo, node_id, arrays.meta.book, transport)
     indptr, indices = _tensor(arrays.indptr, device), _tensor(arrays.indices, device)
     csr = CSR(indptr, indices, num_owned + len(halo))
     edge = {name: _tensor(values, device) for name, values in arrays.edge.items()}
-    structure = _structure(
-        csr, _tensor(arrays.node_id, device), edge.pop("edge_weight", None), plan, transport
-    )
+    structure = _structure(csr, edge.pop("edge_weight", None), plan, transport)
     structure = replace(structure, symmetric=arrays.meta.symmetric)
     owned_data = {name: _tensor(values, device) for name, values in arrays.owned.items()}
     return Shard(
@@ -81,12 +80,15 @@ def shard_from_arrays(arrays: ShardArrays, transport: Transport) -> Shard:
     )
 
 
-def build_plan(owned: Tensor, halo: Tensor, book: PartitionBook, transport: Transport) -> HaloPlan:
+def build_plan(
+    owned: Tensor, halo: Tensor, node_id: Tensor, book: PartitionBook, transport: Transport
+) -> HaloPlan:
     """Collective. Tell each owner which of its rows this rank reads.
 
     Args:
         owned: int64 (n,), global ids of owned nodes, ascending.
         halo: int64 (h,), global ids of halo nodes, ascending, each owned by another rank.
+        node_id: int64 (n,), original ids of owned nodes.
         book: Which parts, and so which rank, a global id belongs to.
         transport: The ranks.
 
@@ -111,7 +113,10 @@ def build_plan(owned: Tensor, halo: Tensor, book: PartitionBook, transport: Tran
             f"every halo node must be owned by the rank that its id says, but rank {rank} lacks "
             f"{lacking[rank]} nodes that others read: partition the dataset again"
         )
-    return HaloPlan(len(owned), index, send_ptr, tuple(recv_ptr.tolist()))
+    halo_id = node_id.new_empty(len(halo))
+    recv = tuple(recv_ptr.tolist())
+    transport.exchange(node_id[index], send_ptr, halo_id, recv, PLAN_CHANNEL).wait()
+    return HaloPlan(len(owned), index, send_ptr, recv, torch.cat([node_id, halo_id]))
 
 
 def exchange_rows(rows: Tensor, plan: HaloPlan, transport: Transport) -> Tensor:
@@ -150,11 +155,11 @@ def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     sub_csr = CSR(indptr, local[csr.indices[edge].long()].int(), len(owned) + len(halo))
     global_id = shard.global_id[torch.cat([owned, halo])]
-    plan = build_plan(global_id[: len(owned)], global_id[len(owned) :], shard.meta.book, transport)
+    own, other = global_id[: len(owned)], global_id[len(owned) :]
+    plan = build_plan(own, other, shard.node_id[owned], shard.meta.book, transport)
     weight = shard.edge_weight
-    structure = _structure(
-        sub_csr, shard.node_id[owned], None if weight is None else weight[edge], plan, transport
-    )
+    kept = None if weight is None else weight[edge]
+    structure = _structure(sub_csr, kept, plan, transport)
     return shard.replace(
         structure=replace(structure, symmetric=shard.structure.symmetric),
         plan=plan,
@@ -166,13 +171,11 @@ def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
     )
 
 
-def _structure(
-    csr: CSR, node_id: Tensor, weight: Tensor | None, plan: HaloPlan, transport: Transport
-) -> Structure:
+def _structure(csr: CSR, weight: Tensor | None, plan: HaloPlan, transport: Transport) -> Structure:
     degree = degree_with_loop(csr, weight)
     return Structure(
         csr=csr,
-        src_id=torch.cat([node_id, exchange_rows(node_id, plan, transport)]),
+        src_id=plan.src_id,
         degree=torch.cat([degree, exchange_rows(degree, plan, transport)]),
         edge_weight=weight,
         num_in_edges=torch.cat([csr.counts, exchange_rows(csr.counts, plan, transport)]),

@@ -26,8 +26,10 @@ from torch.utils._pytree import tree_leaves
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
+from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.collectives import broadcast_state
-from gnn_dist.halo.exchange import LayerExchange, check_policy, halo_exchange, make_exchange
+from gnn_dist.halo.exchange import ExchangeMaker, LayerExchange, halo_exchange
+from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.nn.norm import global_batch_norm
 from gnn_dist.nn.refusal import refused_modules, source_names
 from gnn_dist.ops.draws import DrawKey, copy_numbers, dropout_by_id, edge_ids
@@ -58,8 +60,8 @@ def parallelize(
             ...)`. It is used, not copied; rank 0's parameters and buffers go to all ranks.
         shard: This rank's shard.
         world: The ranks.
-        halo: The halo policy.
-        seed: Of the dropout draws.
+        halo: The halo policy of training mode. In evaluation mode halo rows are exact.
+        seed: Of the draws of dropout and of the policy.
 
     Only `backward` sums gradients over ranks; `torch.autograd.grad` returns this rank's share.
 
@@ -69,7 +71,8 @@ def parallelize(
         the gradients of parameters are those of the sum of all ranks' losses.
 
     Raises:
-        ConfigError: The model has a layer that would not be exact, named with the reason.
+        ConfigError: The model has a layer that would not be exact, named with the reason, or there
+            is no such policy, or one that is for sums alone.
 
     Example:
         The README has a training loop; `tests/test_docs_examples.py` runs it.
@@ -82,9 +85,14 @@ def parallelize(
                 f"{name} has no shape yet, so ranks could not start equal: give the layer its "
                 "in_channels"
             )
-    check_policy(halo)
+    policy = HaloPolicy.parse(halo)
+    if policy.sums_only:
+        raise ConfigError(
+            f"layers of PyTorch Geometric may do more than sum halo rows, but {policy.sums_only}: "
+            "use gnn_dist's layers with it"
+        )
     broadcast_state(model, world.transport)
-    return Parallelized(model, shard, world, halo=halo, seed=seed)
+    return Parallelized(model, shard, world, policy=policy, seed=seed)
 
 
 class Parallelized(nn.Module):
@@ -97,13 +105,19 @@ class Parallelized(nn.Module):
     """
 
     def __init__(
-        self, module: nn.Module, shard: Shard, world: World, *, halo: str, seed: int
+        self, module: nn.Module, shard: Shard, world: World, *, policy: HaloPolicy, seed: int
     ) -> None:
         super().__init__()
         self.module = module
         self.step = 0
-        self._shard, self._world, self._halo, self._seed = shard, world, halo, seed
-        self._exchanges: list[LayerExchange] = []
+        self._shard, self._world, self._seed = shard, world, seed
+        self._clock = Clock(seed)
+        policies = {True: policy, False: HaloPolicy()}  # in training mode, and not
+        self._makers = {
+            training: ExchangeMaker(shard.plan, world.transport, used, clock=self._clock)
+            for training, used in policies.items()
+        }
+        self._exchanges: dict[bool, list[LayerExchange]] = {True: [], False: []}
         self._before: list[Tensor | None] | None = None  # gradients set aside during a backward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,6 +125,7 @@ class Parallelized(nn.Module):
         self._restore_gradients()
         if self.training:
             self.step += 1
+            self._clock.begin(self.step)
         key = DrawKey(self._seed, self.step, 0)
         call = _Call(self._shard, self._world, key, self._exchange_at)
         with ExitStack() as stack:
@@ -142,12 +157,10 @@ class Parallelized(nn.Module):
         return self.module.load_state_dict(*args, **kwargs)
 
     def _exchange_at(self, site: int) -> LayerExchange:
-        while len(self._exchanges) <= site:
-            layer = len(self._exchanges)
-            self._exchanges.append(
-                make_exchange(self._shard.plan, self._world.transport, self._halo, layer=layer)
-            )
-        return self._exchanges[site]
+        made = self._exchanges[self.training]
+        while len(made) <= site:
+            made.append(self._makers[self.training].at(len(made)))
+        return made[site]
 
     def _begin_backward(self, grad: Tensor) -> None:
         """Have the gradients of this backward, and no older ones, summed when it ends.

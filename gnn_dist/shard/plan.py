@@ -1,6 +1,7 @@
 """The static communication plan of a shard: which rows go where. It holds no buffers."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -25,12 +26,24 @@ class HaloPlan:
             inside a group.
         send_ptr: (world_size + 1) offsets into `send_index`.
         recv_ptr: (world_size + 1) offsets into the halo rows, which are grouped by owner.
+        src_id: int64 (n + h,), original ids of owned and halo nodes.
     """
 
     num_owned: int
     send_index: Tensor
     send_ptr: tuple[int, ...]
     recv_ptr: tuple[int, ...]
+    src_id: Tensor
+
+    @property
+    def halo_id(self) -> Tensor:
+        """int64 (h,), original ids of halo nodes."""
+        return self.src_id[self.num_owned :]
+
+    @cached_property
+    def send_id(self) -> Tensor:
+        """int64 (s,), original ids of the rows sent forward."""
+        return self.src_id[self.send_index]
 
     @property
     def num_halo(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from gnn_dist.errors import ConfigError
+from gnn_dist.halo.policy import HaloPolicy
 
 __all__ = [
     "CONFIG_FILE",
@@ -124,8 +125,8 @@ class RunConfig:
 
     backend: Backend = "auto"
     """Transport: auto takes mpi under mpirun, nccl with a GPU for each rank, else gloo."""
-    halo: Literal["overlap", "blocking"] = "overlap"
-    """Halo policy; both are exact."""
+    halo: str = "overlap"
+    """How halo rows travel: terms joined by +, such as overlap or sampled:p=0.5+bf16."""
     timeout: float = 300.0
     """Seconds to wait for another rank before giving up."""
     verify: bool = True
@@ -139,6 +140,7 @@ class RunConfig:
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
+        HaloPolicy.parse(self.halo)
         if not 0.0 < self.timeout <= MAX_TIMEOUT_S:
             raise ConfigError(
                 f"timeout must be above 0 seconds and at most {MAX_TIMEOUT_S:.0f}, got "

@@ -1,7 +1,8 @@
 """Full-batch training: one step is one pass over all shards."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
 from gnn_dist.errors import GnnDistError
 from gnn_dist.halo.block import Block, Constant
-from gnn_dist.halo.exchange import make_exchange
+from gnn_dist.halo.clock import Clock
+from gnn_dist.halo.exchange import ExchangeMaker
+from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
 from gnn_dist.profile.meter import GRAD_SYNC, HALO_WAIT, Meter
@@ -19,26 +22,47 @@ from gnn_dist.shard.shard import Shard
 from gnn_dist.train.optim import FlatGradients
 from gnn_dist.train.task import NodeTask, node_loss
 
-__all__ = ["FullBatch", "StepReport", "shard_blocks"]
+__all__ = ["FullBatch", "StepReport", "exact_blocks", "shard_blocks"]
 
 
 def shard_blocks(
-    shard: Shard, transport: Transport, *, layers: int, halo: str, meter: Meter | None = None
+    shard: Shard, exchanges: ExchangeMaker, constant: Constant | None, *, layers: int
 ) -> list[Block]:
     """Return the blocks of a model of some layers on a shard: one structure, an exchange each.
 
-    The features, as the rows of the first layer, count as constant.
+    Args:
+        shard: The shard.
+        exchanges: Makes its exchanges.
+        constant: Rows of the first layer that are the same in every step.
+        layers: How many.
     """
-    features = shard.features
-    constant = Constant(features) if isinstance(features, Tensor) else None
     return [
-        Block(
-            shard.structure,
-            make_exchange(shard.plan, transport, halo, layer=layer, meter=meter),
-            constant if layer == 0 else None,
-        )
+        Block(shard.structure, exchanges.at(layer), constant if layer == 0 else None)
         for layer in range(layers)
     ]
+
+
+def exact_blocks(
+    shard: Shard,
+    transport: Transport,
+    *,
+    layers: int,
+    halo: HaloPolicy | str = "overlap",
+    meter: Meter | None = None,
+) -> list[Block]:
+    """Return the blocks of a model whose features, as rows of the first layer, are constant.
+
+    Args:
+        shard: The shard.
+        transport: The ranks.
+        layers: How many.
+        halo: An exact policy.
+        meter: Where bytes and waiting are counted.
+    """
+    exchanges = ExchangeMaker(shard.plan, transport, halo, meter=meter)
+    features = shard.features
+    constant = Constant(features, exchanges.at(0)) if isinstance(features, Tensor) else None
+    return shard_blocks(shard, exchanges, constant, layers=layers)
 
 
 @dataclass(frozen=True)
@@ -70,10 +94,11 @@ class FullBatch:
         shard: This rank's shard, which predictions are made on. With features in bfloat16, layers
             compute in it by autocast.
         world: The ranks.
-        halo: The halo policy of training. Predictions are exact.
+        halo: The halo policy of training. Predictions, and what is made of features once, are
+            exact.
         train_on: The shard to train on, if not `shard` (inductive training).
         task: Labels and masks of the shard that is trained on.
-        seed: Of dropout.
+        seed: Of dropout, and of what the halo policy draws.
     """
 
     def __init__(
@@ -83,22 +108,28 @@ class FullBatch:
         world: World,
         *,
         task: NodeTask,
-        halo: str,
+        halo: HaloPolicy,
         seed: int,
         train_on: Shard | None = None,
     ) -> None:
         self.model, self.shard, self.world, self.task, self.seed = model, shard, world, task, seed
         self.train_shard = shard if train_on is None else train_on
         self.meter = Meter()
-        layers = model.num_blocks
-        self._train_blocks = shard_blocks(
-            self.train_shard, world.transport, layers=layers, halo=halo, meter=self.meter
+        self.clock = Clock(seed)
+        exact = partial(
+            exact_blocks,
+            transport=world.transport,
+            layers=model.num_blocks,
+            meter=self.meter,  # reset before a step: of its constant rows it counts the first time
         )
-        self._exact_blocks = shard_blocks(shard, world.transport, layers=layers, halo="overlap")
-        if train_on is None:
-            # What is made of the features once serves both; every policy so far is exact.
-            first = self._train_blocks[0].constant
-            self._exact_blocks[0] = replace(self._exact_blocks[0], constant=first)
+        self._exact_blocks = exact(shard)
+        same = self._exact_blocks if train_on is None else exact(train_on)
+        exchanges = ExchangeMaker(
+            self.train_shard.plan, world.transport, halo, clock=self.clock, meter=self.meter
+        )
+        self._train_blocks = shard_blocks(
+            self.train_shard, exchanges, same[0].constant, layers=model.num_blocks
+        )
         self._gradients = FlatGradients(model.parameters())
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
@@ -112,6 +143,7 @@ class FullBatch:
         self.world.control.progress(f"epoch {epoch}")
         self.model.train()
         set_step(self.model, seed=self.seed, step=epoch)
+        self.clock.begin(epoch)
         self._gradients.zero()
         logits = self._logits(self.train_shard, self._train_blocks)
         loss = node_loss(logits, self.task.y, self.task.masks["train"], self.task.num_train)

@@ -15,6 +15,7 @@ from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.load import induced_shard
+from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.nn.models import GNN, ModelShape, build_model
 from gnn_dist.profile.meter import peak_rss_bytes
 from gnn_dist.shard.shard import Shard
@@ -103,7 +104,7 @@ class Trainer:
             self.shard,
             world,
             task=train_task,
-            halo=config.halo,
+            halo=HaloPolicy.parse(config.halo),
             seed=config.seed,
             train_on=train_shard,
         )

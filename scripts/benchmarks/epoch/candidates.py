@@ -12,6 +12,7 @@ from peers import load_peers
 from torch import Tensor, nn
 
 import gnn_dist as gd
+from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.partition import Partition
 from gnn_dist.train.full_batch import FullBatch
 from gnn_dist.train.task import NodeTask
@@ -45,7 +46,7 @@ def ours(precision: str) -> Callable[[gd.Graph, Case], Epoch]:
             shard,
             world,
             task=task,
-            halo="overlap",
+            halo=HaloPolicy(),
             seed=0,
         )
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -1,0 +1,226 @@
+"""Halo policies as written in a command line, a YAML file or Python.
+
+    overlap
+    sampled:p=0.1
+    overlap+bf16
+
+A policy is terms joined by `+`, each with options after a colon. Every term belongs to one stage:
+
+    select      which rows travel                       all of them, if nothing is said
+    encode      what a row is on the wire               as it is
+    schedule    when it is waited for, what is kept     overlap
+
+This module knows words alone; `exchange.py` and its neighbours do what they say.
+"""
+
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from gnn_dist.errors import ConfigError, nearest
+
+__all__ = [
+    "TERMS",
+    "Blocking",
+    "HalfRows",
+    "HaloPolicy",
+    "Overlap",
+    "Sampled",
+    "Term",
+]
+
+Stage = Literal["select", "encode", "schedule"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One word of a policy and its options.
+
+    Attributes:
+        name: The word.
+        stage: What it decides; a policy has at most one term of a stage.
+        exact: Whether results are those of one process.
+    """
+
+    name: ClassVar[str]
+    stage: ClassVar[Stage]
+    exact: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Raise ConfigError for options that cannot work."""
+
+    def __str__(self) -> str:
+        changed = [
+            f"{f.name}={_text(getattr(self, f.name))}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(changed) if changed else "")
+
+
+@dataclass(frozen=True)
+class Blocking(Term):
+    """Rows are waited for at once: the reference for every other policy."""
+
+    name = "blocking"
+    stage = "schedule"
+    exact = True
+
+
+@dataclass(frozen=True)
+class Overlap(Term):
+    """Work on rows that are here goes on while others travel."""
+
+    name = "overlap"
+    stage = "schedule"
+    exact = True
+
+
+@dataclass(frozen=True)
+class Sampled(Term):
+    """In each step a random part of the halo travels, scaled so that sums are right on average.
+
+    Source: "BNS-GCN: Efficient Full-Graph Training of Graph Convolutional Networks with
+    Partition-Parallelism and Random Boundary Node Sampling" (Wan et al.), arXiv 2203.10983.
+
+    Attributes:
+        p: Probability that a row travels to one of its readers.
+    """
+
+    name = "sampled"
+    stage = "select"
+
+    p: float = 0.1
+
+    def check(self) -> None:
+        """Raise ConfigError if p is no probability above 0."""
+        if not 0.0 < self.p <= 1.0:
+            raise ConfigError(f"sampled: p must lie in (0, 1], got {self.p}")
+
+
+@dataclass(frozen=True)
+class HalfRows(Term):
+    """Rows travel in 16 bits an element; what is computed of them is not."""
+
+    stage = "encode"
+
+
+@dataclass(frozen=True)
+class Bfloat16(HalfRows):
+    """Rows travel in bfloat16: the range of float32, 8 bits of precision."""
+
+    name = "bf16"
+
+
+@dataclass(frozen=True)
+class Float16(HalfRows):
+    """Rows travel in float16: 11 bits of precision, numbers up to 65504."""
+
+    name = "fp16"
+
+
+# Every word there is.
+TERMS: dict[str, type[Term]] = {
+    term.name: term for term in (Blocking, Overlap, Sampled, Bfloat16, Float16)
+}
+
+
+@dataclass(frozen=True)
+class HaloPolicy:
+    """How halo rows travel during training. Evaluation is always exact.
+
+    Attributes:
+        schedule: When rows are waited for, and what is kept of earlier ones.
+        select: Which rows travel; None for all.
+        encode: What they are on the wire; None for what they are.
+
+    Raises:
+        ConfigError: The terms do not go together.
+
+    Example:
+        >>> HaloPolicy.parse("sampled:p=0.5+bf16")
+        HaloPolicy(schedule=Overlap(), select=Sampled(p=0.5), encode=Bfloat16())
+        >>> str(HaloPolicy.parse("bf16 + overlap"))
+        'overlap+bf16'
+    """
+
+    schedule: Term = field(default_factory=Overlap)
+    select: Sampled | None = None
+    encode: Term | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "HaloPolicy":
+        """Read a policy.
+
+        Raises:
+            ConfigError: A word or an option is unknown, a value cannot work, or two terms decide
+                the same thing.
+        """
+        chosen: dict[str, Any] = {}
+        for word in text.split("+"):
+            term = _parse_term(word.strip(), text)
+            if term.stage in chosen:
+                raise ConfigError(
+                    f"a halo policy can have one of {chosen[term.stage].name} and {term.name}, "
+                    f"which both say {MEANING[term.stage]}, got {text!r}"
+                )
+            chosen[term.stage] = term
+        return cls(**chosen)
+
+    @property
+    def exact(self) -> bool:
+        """Whether results are those of one process."""
+        return all(term.exact for term in self._terms)
+
+    @property
+    def sums_only(self) -> str:
+        """Why a layer that does not sum rows cannot run under this policy; "" if it can."""
+        if self.select is not None:
+            return f"under {self.select} the rows that are left out count as zeros"
+        return ""
+
+    @property
+    def _terms(self) -> list[Term]:
+        return [term for term in (self.schedule, self.select, self.encode) if term is not None]
+
+    def __str__(self) -> str:
+        return "+".join(str(term) for term in self._terms)
+
+
+MEANING: dict[Stage, str] = {
+    "select": "which rows travel",
+    "encode": "what rows are on the wire",
+    "schedule": "when rows are waited for",
+}
+
+
+def _parse_term(word: str, text: str) -> Term:
+    name, _, rest = word.partition(":")
+    if name not in TERMS:
+        where = "" if word == text else f" in {text!r}"
+        raise ConfigError(f"no halo policy {name!r}{where}: {nearest(name, list(TERMS))}")
+    kind = TERMS[name]
+    known = {f.name: f for f in fields(kind)}
+    values: dict[str, Any] = {}
+    for option in filter(None, rest.split(",")):
+        key, equals, value = (part.strip() for part in option.partition("="))
+        if key not in known or not equals or not value:
+            options = ", ".join(known) or "none"
+            raise ConfigError(f"{name} takes options as key=value of: {options}; got {option!r}")
+        values[key] = _parse_value(name, known[key], value)
+    term = kind(**values)
+    term.check()
+    return term
+
+
+def _parse_value(name: str, known: "Field[Any]", value: str) -> Any:
+    read: Callable[[str], Any] = known.metadata.get("read", known.type)
+    try:
+        return read(value)
+    except ValueError as error:
+        kind = getattr(known.type, "__name__", known.type)
+        raise ConfigError(f"{name}: {known.name} must be of type {kind}, got {value!r}") from error
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

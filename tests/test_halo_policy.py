@@ -1,0 +1,64 @@
+"""The grammar of halo policies: what is read, written, and refused with which sentence."""
+
+import pytest
+
+from gnn_dist.errors import ConfigError
+from gnn_dist.halo.policy import TERMS, HaloPolicy, Overlap, Sampled
+from gnn_dist.train.config import TrainConfig
+
+
+def test_nothing_said_is_overlap_of_all_rows():
+    assert HaloPolicy() == HaloPolicy.parse("overlap") == HaloPolicy(Overlap(), None, None)
+    assert HaloPolicy().exact
+    assert str(HaloPolicy()) == "overlap"
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_every_word_alone_is_a_policy_that_can_be_written_again(name):
+    policy = HaloPolicy.parse(name)
+    assert HaloPolicy.parse(str(policy)) == policy
+    assert name in str(policy)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("bf16+overlap", "overlap+bf16"),
+        (" sampled:p=0.25 + blocking ", "blocking+sampled:p=0.25"),
+        ("sampled", "overlap+sampled"),
+        ("sampled:p=0.1", "overlap+sampled"),
+        ("fp16+sampled:p=1", "overlap+sampled:p=1+fp16"),
+    ],
+)
+def test_terms_in_any_order(text, canonical):
+    policy = HaloPolicy.parse(text)
+    assert str(policy) == canonical
+    assert HaloPolicy.parse(canonical) == policy
+
+
+def test_options_have_their_types():
+    assert HaloPolicy.parse("sampled:p=1").select == Sampled(1.0)
+    assert isinstance(HaloPolicy.parse("sampled:p=1").select.p, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no halo policy ''"),
+        ("overlop", "no halo policy 'overlop': .*overlap"),
+        ("overlap+", r"no halo policy '' in 'overlap\+'"),
+        ("bf16+fp16", r"one of bf16 and fp16, which both say what rows are on the wire"),
+        ("blocking+overlap", "both say when rows are waited for"),
+        ("sampled:p=0", r"p must lie in \(0, 1\], got 0"),
+        ("sampled:p=nan", r"p must lie in \(0, 1\], got nan"),
+        ("sampled:p=half", "sampled: p must be of type float, got 'half'"),
+        ("sampled:q=1", "sampled takes options as key=value of: p; got 'q=1'"),
+        ("sampled:p", "sampled takes options as key=value of: p; got 'p'"),
+        ("overlap:p=1", "overlap takes options as key=value of: none; got 'p=1'"),
+    ],
+)
+def test_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        HaloPolicy.parse(text)
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(halo=text)
