@@ -46,7 +46,7 @@ def aggregate(
     """Collective. Reduce, for each destination, weight * x over its in-edges.
 
     Args:
-        x: (n, ...) rows of the destinations, or (num_src, ...) where the block has no exchange.
+        x: (n, ...) rows of owned sources, or (num_src, ...) where the block has no exchange.
         block: The layer's graph. Where `x` is its constant, work and exchange are done once.
         reduce: `sum`, `mean`, `max` or `min`. A destination without in-edges gets zeros.
         weight: (nnz,), or (nnz, H) with x (n, H, ...); for `sum` and `mean` only. Differentiable.

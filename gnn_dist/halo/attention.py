@@ -48,7 +48,7 @@ def gat_of_linear(
     comes again, with `retain_graph`, transforms and exchanges again what the first has used up.
 
     Args:
-        x: (n, C) rows of the destinations, or (num_src, C) where the block has no exchange.
+        x: (n, C) rows of owned sources, or (num_src, C) where the block has no exchange.
         block: The layer's graph.
         weight: (H F, C).
         att_src: (H, F).
@@ -96,15 +96,15 @@ class _Sources(NamedTuple):
             return product(x, weight)
         csr = self.walk.csr
         rows: Tensor = kernels.empty_rows(x, csr.num_cols, weight.size(0))
-        own = product(x, weight, out=rows[: csr.num_rows])
-        rows[csr.num_rows :] = self.exchange.forward.start(own).wait()
+        own = product(x, weight, out=rows[: x.size(0)])
+        rows[x.size(0) :] = self.exchange.forward.start(own).wait()
         return rows
 
     def to_owners(self, grad: Tensor) -> Tensor:
         """Collective. Return, of gradients (num_src, H F), those of own rows, made complete."""
         if self.exchange is None:
             return grad
-        num_own = self.walk.csr.num_rows
+        num_own = self.exchange.plan.num_owned
         boundary = self.exchange.reverse.start(grad[num_own:]).wait()
         return self.exchange.plan.add_boundary(grad[:num_own], boundary)
 

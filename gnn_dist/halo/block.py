@@ -90,5 +90,7 @@ class Block:
 
     @property
     def num_rows_in(self) -> int:
-        """Rows that `x` must have: destinations only when the others are exchanged."""
-        return self.num_dst if self.exchange is not None else self.structure.num_src
+        """Rows that `x` must have: those of owned sources where the others are exchanged."""
+        if self.exchange is None:
+            return self.structure.num_src
+        return self.exchange.plan.num_owned

@@ -23,7 +23,7 @@ from gnn_dist.shard.reader import ShardArrays, read_parts
 from gnn_dist.shard.shard import Shard
 from gnn_dist.shard.structure import Structure, degree_with_loop
 
-__all__ = ["build_plan", "exchange_rows", "induced_shard", "load_shard"]
+__all__ = ["build_plan", "exchange_rows", "induced_shard", "load_shard", "take_features"]
 
 PLAN_CHANNEL = 0  # no layer's exchange is in flight while a plan is made or a shard is loaded
 
@@ -164,7 +164,7 @@ def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
         structure=replace(structure, symmetric=shard.structure.symmetric),
         plan=plan,
         global_id=global_id,
-        features=_take_features(shard.features, owned),
+        features=None if shard.features is None else take_features(shard.features, owned),
         y=None if shard.y is None else shard.y[owned],
         masks={name: mask[owned] for name, mask in shard.masks.items()},
         edge_data={name: values[edge] for name, values in shard.edge_data.items()},
@@ -205,18 +205,12 @@ def _features(arrays: ShardArrays, device: torch.device) -> Tensor | SparseRows 
     return SparseRows(csr, values)
 
 
-def _take_features(
-    features: Tensor | SparseRows | None, rows: Tensor
-) -> Tensor | SparseRows | None:
-    if features is None or isinstance(features, Tensor):
-        return None if features is None else features[rows]
-    keep = torch.zeros(features.csr.num_rows, dtype=torch.bool, device=rows.device)
-    keep[rows] = True
-    entries = keep[features.csr.rows].nonzero().squeeze(1)
-    counts = features.csr.counts[rows]
-    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    csr = CSR(indptr, features.csr.indices[entries], features.csr.num_cols)
-    return SparseRows(csr, features.values[entries])
+def take_features(features: Tensor | SparseRows, rows: Tensor) -> Tensor | SparseRows:
+    """Return some rows, int64 (k,), of features."""
+    if isinstance(features, Tensor):
+        return features[rows]
+    kept = features.csr.take_rows(rows)
+    return SparseRows(kept.csr, kept.take(features.values))
 
 
 def _tensor(values: NDArray[Any], device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gnn_dist.ops.draws import edge_ids
 from gnn_dist.ops.rows import new_rows_like, scatter_add_rows
-from gnn_dist.shard.plan import HaloPlan
+from gnn_dist.shard.plan import HaloPlan, kept_ptr
 
 __all__ = ["Route", "back", "there"]
 
@@ -76,9 +76,9 @@ class Route:
             self,
             send_index=sent if self.send_index is None else self.send_index[sent],
             send_id=self.send_id[sent],
-            send_ptr=_kept_ptr(self.send_ptr, sent),
+            send_ptr=kept_ptr(self.send_ptr, sent),
             recv_id=self.recv_id[received],
-            recv_ptr=_kept_ptr(self.recv_ptr, received),
+            recv_ptr=kept_ptr(self.recv_ptr, received),
             recv_index=received if self.recv_index is None else self.recv_index[received],
         )
 
@@ -128,9 +128,3 @@ def back(plan: HaloPlan, rank: int) -> Route:
         recv_index=None,
         num_rows=plan.num_boundary,
     )
-
-
-def _kept_ptr(ptr: tuple[int, ...], kept: Tensor) -> tuple[int, ...]:
-    """Return offsets into the kept positions (ascending), from offsets into all."""
-    ends = torch.tensor(ptr, device=kept.device)
-    return tuple(torch.searchsorted(kept, ends).tolist())

@@ -115,6 +115,15 @@ class CSR:
         indices = self.indices.index_select(0, position)
         return SubCSR(CSR(kept_before[self.indptr], indices, self.num_cols), position)
 
+    def take_rows(self, rows: Tensor) -> SubCSR:
+        """Return some rows in any order, int64 (k,), with all columns."""
+        counts = self.counts[rows]
+        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        start = (self.indptr[:-1][rows] - indptr[:-1]).repeat_interleave(counts)
+        position = self._narrow(start + torch.arange(len(start), device=self.device))
+        indices = self.indices.index_select(0, position)
+        return SubCSR(CSR(indptr, indices, self.num_cols), position)
+
     def _narrow(self, position: Tensor) -> Tensor:
         return position.int() if self.nnz < INT32_LIMIT else position
 

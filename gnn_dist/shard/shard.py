@@ -97,7 +97,7 @@ class Shard:
         device = torch.device(device)
         return self.replace(
             structure=self.structure.to(device),
-            plan=replace(self.plan, send_index=self.plan.send_index.to(device)),
+            plan=self.plan.to(device),
             global_id=self.global_id.to(device),
             features=None if self.features is None else self.features.to(device),
             y=None if self.y is None else self.y.to(device),

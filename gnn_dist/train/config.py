@@ -127,6 +127,8 @@ class RunConfig:
     """Transport: auto takes mpi under mpirun, nccl with a GPU for each rank, else gloo."""
     halo: str = "overlap"
     """How halo rows travel: terms joined by +, such as overlap or sampled:p=0.5+bf16."""
+    prune: bool = False
+    """Leave out of training, layer by layer, what the loss does not depend on; exact."""
     timeout: float = 300.0
     """Seconds to wait for another rank before giving up."""
     verify: bool = True
@@ -141,6 +143,10 @@ class RunConfig:
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
         HaloPolicy.parse(self.halo)
+        if self.prune and getattr(self, "batch_norm", False):
+            raise ConfigError(
+                "prune would leave out nodes that batch norm counts: drop --prune or --batch-norm"
+            )
         if not 0.0 < self.timeout <= MAX_TIMEOUT_S:
             raise ConfigError(
                 f"timeout must be above 0 seconds and at most {MAX_TIMEOUT_S:.0f}, got "

@@ -1,6 +1,7 @@
 """Full-batch training: one step is one pass over all shards."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,10 @@ from gnn_dist.errors import GnnDistError
 from gnn_dist.halo.block import Block, Constant
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.exchange import ExchangeMaker
+from gnn_dist.halo.load import take_features
 from gnn_dist.halo.policy import HaloPolicy
+from gnn_dist.halo.prune import active_layers
+from gnn_dist.nn.conv import Rows
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
 from gnn_dist.profile.meter import GRAD_SYNC, HALO_WAIT, Meter
@@ -22,7 +26,7 @@ from gnn_dist.shard.shard import Shard
 from gnn_dist.train.optim import FlatGradients
 from gnn_dist.train.task import NodeTask, node_loss
 
-__all__ = ["FullBatch", "StepReport", "exact_blocks", "shard_blocks"]
+__all__ = ["FullBatch", "StepReport", "TrainingSet", "exact_blocks", "shard_blocks"]
 
 
 def shard_blocks(
@@ -65,6 +69,83 @@ def exact_blocks(
     return shard_blocks(shard, exchanges, constant, layers=layers)
 
 
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """What a model is trained on.
+
+    Attributes:
+        shard: The whole shard, or one of a subgraph (inductive training).
+        task: Its labels and masks.
+        prune: Leave out what the loss does not depend on; not with batch norm, whose statistics
+            are of all nodes.
+    """
+
+    shard: Shard
+    task: NodeTask
+    prune: bool = False
+
+
+MakerOf = Callable[..., ExchangeMaker]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPass:
+    """What a step runs over, and which of its outputs count.
+
+    Attributes:
+        features: Rows of the first layer.
+        blocks: One per layer.
+        y: Labels of the last layer's destinations.
+        mask: bool, which of them are training nodes.
+    """
+
+    features: Rows
+    blocks: list[Block]
+    y: Tensor
+    mask: Tensor
+
+
+def whole_pass(
+    training: TrainingSet, make: MakerOf, halo: HaloPolicy, exact: list[Block]
+) -> TrainingPass:
+    """Return the pass over all nodes of a training set.
+
+    Args:
+        training: The shard, and its labels and masks.
+        make: Makes an `ExchangeMaker` of a plan and a policy.
+        halo: The policy.
+        exact: Blocks for exact passes over the same shard, one per layer.
+    """
+    shard, task = training.shard, training.task
+    exchanges = make(shard.plan, policy=halo)
+    blocks = shard_blocks(shard, exchanges, exact[0].constant, layers=len(exact))
+    return TrainingPass(shard.required_features, blocks, task.y, task.masks["train"])
+
+
+def active_pass(
+    training: TrainingSet, make: MakerOf, halo: HaloPolicy, exact: list[Block]
+) -> TrainingPass:
+    """Collective. Return the pass over the nodes that the loss depends on; see `whole_pass`."""
+    shard, task = training.shard, training.task
+    active = active_layers(
+        shard.structure,
+        shard.plan,
+        task.masks["train"],
+        layers=len(exact),
+        transport=make(shard.plan, policy=halo).transport,
+    )
+    features = take_features(shard.required_features, active.inputs)
+    constant = None
+    if isinstance(features, Tensor):
+        constant = Constant(features, make(active.plans[0], policy=HaloPolicy()).at(0))
+    blocks = [
+        Block(structure, make(plan, policy=halo).at(layer), constant if layer == 0 else None)
+        for layer, (structure, plan) in enumerate(zip(active.structures, active.plans, strict=True))
+    ]
+    outputs = active.outputs
+    return TrainingPass(features, blocks, task.y[outputs], torch.ones_like(outputs).bool())
+
+
 @dataclass(frozen=True)
 class StepReport:
     """One epoch on this rank.
@@ -96,8 +177,7 @@ class FullBatch:
         world: The ranks.
         halo: The halo policy of training. Predictions, and what is made of features once, are
             exact.
-        train_on: The shard to train on, if not `shard` (inductive training).
-        task: Labels and masks of the shard that is trained on.
+        training: What steps are made on.
         seed: Of dropout, and of what the halo policy draws.
     """
 
@@ -107,13 +187,12 @@ class FullBatch:
         shard: Shard,
         world: World,
         *,
-        task: NodeTask,
+        training: TrainingSet,
         halo: HaloPolicy,
         seed: int,
-        train_on: Shard | None = None,
     ) -> None:
-        self.model, self.shard, self.world, self.task, self.seed = model, shard, world, task, seed
-        self.train_shard = shard if train_on is None else train_on
+        self.model, self.shard, self.world, self.seed = model, shard, world, seed
+        self._num_train = training.task.num_train
         self.meter = Meter()
         self.clock = Clock(seed)
         exact = partial(
@@ -123,13 +202,10 @@ class FullBatch:
             meter=self.meter,  # reset before a step: of its constant rows it counts the first time
         )
         self._exact_blocks = exact(shard)
-        same = self._exact_blocks if train_on is None else exact(train_on)
-        exchanges = ExchangeMaker(
-            self.train_shard.plan, world.transport, halo, clock=self.clock, meter=self.meter
-        )
-        self._train_blocks = shard_blocks(
-            self.train_shard, exchanges, same[0].constant, layers=model.num_blocks
-        )
+        same = self._exact_blocks if training.shard is shard else exact(training.shard)
+        make = partial(ExchangeMaker, transport=world.transport, clock=self.clock, meter=self.meter)
+        pass_of = active_pass if training.prune else whole_pass
+        self._train = pass_of(training, make, halo, same)
         self._gradients = FlatGradients(model.parameters())
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
@@ -145,8 +221,9 @@ class FullBatch:
         set_step(self.model, seed=self.seed, step=epoch)
         self.clock.begin(epoch)
         self._gradients.zero()
-        logits = self._logits(self.train_shard, self._train_blocks)
-        loss = node_loss(logits, self.task.y, self.task.masks["train"], self.task.num_train)
+        train = self._train
+        logits = self._logits(train.features, train.blocks)
+        loss = node_loss(logits, train.y, train.mask, self._num_train)
         loss.backward()  # type: ignore[no-untyped-call]
         with self.meter.timed(GRAD_SYNC):
             total = self._gradients.sum_over_ranks(loss.detach(), self.world.transport)
@@ -171,11 +248,10 @@ class FullBatch:
     def predict(self) -> Tensor:
         """Collective. Return logits (n, C) of the owned nodes, exactly, without dropout."""
         self.model.eval()
-        return self._logits(self.shard, self._exact_blocks)
+        return self._logits(self.shard.required_features, self._exact_blocks)
 
-    def _logits(self, shard: Shard, blocks: list[Block]) -> Tensor:
+    def _logits(self, features: Rows, blocks: list[Block]) -> Tensor:
         """Collective. Return the model's output, of 32 bits at least."""
-        features = shard.required_features
         half = features.dtype == torch.bfloat16  # then products and their rows are, too
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
             out: Tensor = self.model(features, blocks)

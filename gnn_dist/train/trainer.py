@@ -27,7 +27,7 @@ from gnn_dist.train.checkpoint import (
     write_checkpoint,
 )
 from gnn_dist.train.config import TrainConfig
-from gnn_dist.train.full_batch import FullBatch, StepReport
+from gnn_dist.train.full_batch import FullBatch, StepReport, TrainingSet
 from gnn_dist.train.metrics import evaluate_metric, metric_name
 from gnn_dist.train.optim import make_optimizer, make_scheduler
 from gnn_dist.train.run_folder import RunFolder
@@ -98,15 +98,13 @@ class Trainer:
         self.metric = metric_name(config.metric, task)
         self.task = task
         self.model = make_model(config, self.shard, task, world)
-        train_shard, train_task = self._training_part(task)
         self.full_batch = FullBatch(
             self.model,
             self.shard,
             world,
-            task=train_task,
+            training=self._training_set(task),
             halo=HaloPolicy.parse(config.halo),
             seed=config.seed,
-            train_on=train_shard,
         )
         self.optimizer = make_optimizer(self.model.parameters(), config)
         self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
@@ -144,14 +142,14 @@ class Trainer:
         """Collective. Return the metric of every split with the present parameters."""
         return evaluate_metric(self.metric, self.full_batch.predict(), self.task, self.world)
 
-    def _training_part(self, task: NodeTask) -> tuple[Shard | None, NodeTask]:
+    def _training_set(self, task: NodeTask) -> TrainingSet:
         """Collective. Return what is trained on: the subgraph of training nodes if inductive."""
         if not self.config.inductive:
-            return None, task
+            return TrainingSet(self.shard, task, self.config.prune)
         keep = task.masks["train"]
         shard = induced_shard(self.shard, keep, self.world.transport)
         masks = {name: mask[keep] for name, mask in task.masks.items()}
-        return shard, replace(task, y=task.y[keep], masks=masks)
+        return TrainingSet(shard, replace(task, y=task.y[keep], masks=masks), self.config.prune)
 
     def _epoch(self, epoch: int, folder: RunFolder | None) -> dict[str, Any]:
         report = self.full_batch.step(self.optimizer, epoch)

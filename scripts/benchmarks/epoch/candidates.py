@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gnn_dist as gd
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.partition import Partition
-from gnn_dist.train.full_batch import FullBatch
+from gnn_dist.train.full_batch import FullBatch, TrainingSet
 from gnn_dist.train.task import NodeTask
 from gnn_dist.train.trainer import make_model
 
@@ -45,7 +45,7 @@ def ours(precision: str) -> Callable[[gd.Graph, Case], Epoch]:
             model,
             shard,
             world,
-            task=task,
+            training=TrainingSet(shard, task),
             halo=HaloPolicy(),
             seed=0,
         )
