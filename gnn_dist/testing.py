@@ -36,6 +36,7 @@ from gnn_dist.errors import GnnDistError
 __all__ = ["RankFailure", "RanksFailed", "mpi_transport", "run_ranks"]
 
 REAP_S = 5.0
+TIMEOUT_S = 30.0
 # torch imports its compiler when the first optimiser is made.
 PRELOAD = ["torch._dynamo", "torch_geometric.nn", "gnn_dist.train.trainer", "gnn_dist.testing"]
 
@@ -83,7 +84,7 @@ def run_ranks(
     fn: Callable[..., Any],
     world_size: int,
     *args: Any,  # noqa: ANN401 - passed on to fn
-    timeout_s: float = 30.0,
+    timeout_s: float | None = None,
     backend: str = "gloo",
     may_die: Collection[int] = (),
     silence_s: float = 15.0,
@@ -98,7 +99,8 @@ def run_ranks(
         fn: A function of a module that the ranks can import.
         world_size: How many ranks.
         *args: Picklable arguments, the same for every rank.
-        timeout_s: After this long, ranks that still run have hung and are killed.
+        timeout_s: After this long, ranks that still run have hung and are killed. By default 30
+            seconds, times GNN_DIST_TEST_PATIENCE of the environment (for a machine under load).
         backend: The backend of the world.
         may_die: Ranks that may end without a result; theirs is None.
         silence_s: Seconds without a sign of life after which a rank counts as gone.
@@ -106,6 +108,8 @@ def run_ranks(
     Raises:
         RanksFailed: A rank raised, died or hung.
     """
+    if timeout_s is None:
+        timeout_s = TIMEOUT_S * float(os.environ.get("GNN_DIST_TEST_PATIENCE", "1"))
     if detect_launch(os.environ).is_mpi:
         return _run_in_process(fn, world_size, args, timeout_s, may_die)
     with tempfile.TemporaryDirectory(prefix="gnn-dist-test-") as folder:
@@ -128,7 +132,6 @@ class _Run:
 
     def __init__(self, folder: Path, work: _Work, world_size: int) -> None:
         self._folder = folder
-        self._deadline = time.monotonic() + work.timeout_s
         context = _context()
         self._pipes: list[Connection] = []
         self._processes: list[ForkServerProcess] = []
@@ -152,6 +155,8 @@ class _Run:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        # A start waits for the server to load: that is not the ranks' time.
+        self._deadline = time.monotonic() + work.timeout_s
 
     def results(self, may_die: Collection[int]) -> list[Any]:
         """Wait for all ranks; return their results or raise their failures."""
