@@ -265,8 +265,8 @@ def test_progress_without_validation_nodes_keeps_the_last():
 def trained_on(world, folder, out):
     config = gd.TrainConfig(**{**FAST, "model": "gcn", "inductive": True, "out": str(out)})
     trainer = gd.Trainer(config, gd.load_shard(folder, world), world)
-    shard = trainer.full_batch.train_shard
-    return int(shard.num_owned), bool(trainer.full_batch.task.masks["train"].all())
+    training = trainer.full_batch.training
+    return int(training.shard.num_owned), bool(training.task.masks["train"].all())
 
 
 @pytest.mark.mpi

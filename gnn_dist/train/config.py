@@ -127,6 +127,12 @@ class RunConfig:
     """Transport: auto takes mpi under mpirun, nccl with a GPU for each rank, else gloo."""
     halo: str = "overlap"
     """How halo rows travel: terms joined by +, such as overlap or sampled:p=0.5+bf16."""
+    grad_buckets: Literal["one", "layers", "planned"] = "one"
+    """Messages that sum gradients: one, one a layer during the backward, or planned by time."""
+    grad_encoding: Literal["exact", "bf16", "topk"] = "exact"
+    """Gradients on the wire: as they are, 16 bits, or the largest alone (the rest comes later)."""
+    grad_share: float = 0.01
+    """Share of the gradients' elements that topk sends."""
     prune: bool = False
     """Leave out of training, layer by layer, what the loss does not depend on; exact."""
     timeout: float = 300.0
@@ -143,6 +149,10 @@ class RunConfig:
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
         HaloPolicy.parse(self.halo)
+        if not 0.0 < self.grad_share <= 1.0:
+            raise ConfigError(
+                f"grad_share must lie in (0, 1], got {self.grad_share}: change --grad-share"
+            )
         if self.prune and getattr(self, "batch_norm", False):
             raise ConfigError(
                 "prune would leave out nodes that batch norm counts: drop --prune or --batch-norm"

@@ -23,7 +23,7 @@ from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
 from gnn_dist.profile.meter import GRAD_SYNC, HALO_WAIT, Meter
 from gnn_dist.shard.shard import Shard
-from gnn_dist.train.optim import FlatGradients
+from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.task import NodeTask, node_loss
 
 __all__ = ["FullBatch", "StepReport", "TrainingSet", "exact_blocks", "shard_blocks"]
@@ -155,7 +155,8 @@ class StepReport:
         epoch_s: Seconds of the whole step.
         compute_s: Of it, neither waiting for halo rows nor in the gradient reduction.
         halo_wait_s: Waiting for halo rows.
-        grad_sync_s: In the gradient reduction, waiting for slower ranks included.
+        grad_sync_s: In the gradient reduction after the backward, waiting for slower ranks
+            included.
         halo_bytes: Bytes of halo rows and of their gradients that this rank sent.
     """
 
@@ -179,6 +180,7 @@ class FullBatch:
             exact.
         training: What steps are made on.
         seed: Of dropout, and of what the halo policy draws.
+        gradients: How the parameters' gradients are summed; by default exactly, in one message.
     """
 
     def __init__(
@@ -190,9 +192,10 @@ class FullBatch:
         training: TrainingSet,
         halo: HaloPolicy,
         seed: int,
+        gradients: GradientSync | None = None,
     ) -> None:
         self.model, self.shard, self.world, self.seed = model, shard, world, seed
-        self._num_train = training.task.num_train
+        self.training = training
         self.meter = Meter()
         self.clock = Clock(seed)
         exact = partial(
@@ -206,7 +209,7 @@ class FullBatch:
         make = partial(ExchangeMaker, transport=world.transport, clock=self.clock, meter=self.meter)
         pass_of = active_pass if training.prune else whole_pass
         self._train = pass_of(training, make, halo, same)
-        self._gradients = FlatGradients(model.parameters())
+        self._gradients = gradients or GradientSync(model, world.transport)
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
         """Collective. Update the parameters once.
@@ -220,13 +223,13 @@ class FullBatch:
         self.model.train()
         set_step(self.model, seed=self.seed, step=epoch)
         self.clock.begin(epoch)
-        self._gradients.zero()
         train = self._train
         logits = self._logits(train.features, train.blocks)
-        loss = node_loss(logits, train.y, train.mask, self._num_train)
+        loss = node_loss(logits, train.y, train.mask, self.training.task.num_train)
+        self._gradients.begin(loss.detach())
         loss.backward()  # type: ignore[no-untyped-call]
         with self.meter.timed(GRAD_SYNC):
-            total = self._gradients.sum_over_ranks(loss.detach(), self.world.transport)
+            total = self._gradients.finish()
         if not torch.isfinite(torch.tensor(total)):
             raise GnnDistError(
                 f"the loss became {total} in epoch {epoch}: lower --lr, or look for "

@@ -28,6 +28,7 @@ from gnn_dist.train.checkpoint import (
 )
 from gnn_dist.train.config import TrainConfig
 from gnn_dist.train.full_batch import FullBatch, StepReport, TrainingSet
+from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.metrics import evaluate_metric, metric_name
 from gnn_dist.train.optim import make_optimizer, make_scheduler
 from gnn_dist.train.run_folder import RunFolder
@@ -105,6 +106,13 @@ class Trainer:
             training=self._training_set(task),
             halo=HaloPolicy.parse(config.halo),
             seed=config.seed,
+            gradients=GradientSync(
+                self.model,
+                world.transport,
+                buckets=config.grad_buckets,
+                encoding=config.grad_encoding,
+                share=config.grad_share,
+            ),
         )
         self.optimizer = make_optimizer(self.model.parameters(), config)
         self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
