@@ -81,10 +81,11 @@ class MetisStream(Clustered):
         """Return the part of each node."""
         most = self._most_clusters(graph.num_nodes)
         passes = self.cluster_passes if most < graph.num_nodes else 0
-        state, _ = cluster_stream(
+        state = cluster_stream(
             graph, counted, balance, share=2 * balance.num_parts / most, passes=passes
         )
         clusters = Clusters.of_state(state).bundled(most, state.limit[1:])
+        del state  # the largest of all tables of nodes
         rows = cluster_graph(graph, clusters, most_pairs=self.memory_limit // METIS_PAIR_BYTES)
         parts = self._partition_clusters(clusters, rows, balance)[clusters.of]
         return self._settled(graph, parts, balance, counted)

@@ -63,10 +63,11 @@ class Spring(Clustered):
 
     def assign(self, graph: Source, balance: Balance, counted: Degrees) -> Array:
         """Return the part of each node."""
-        state, richest = cluster_stream(
-            graph, counted, balance, share=self.cluster_share, passes=self.passes
+        state = cluster_stream(
+            graph, counted, balance, share=self.cluster_share, passes=self.passes, richest=True
         )
-        clusters = merged(state, richest, balance, share=self.merged_share)
+        clusters = merged(state, balance, share=self.merged_share)
+        del state
         parts = place_clusters(clusters, balance)[clusters.of]
         return relieved(parts, shares_of(balance), counted.degree)
 
