@@ -117,15 +117,15 @@ def merged(state: "ClusterState", balance: Balance, *, share: float) -> Clusters
 def cluster_graph(source: Source, clusters: Clusters, *, most_pairs: int) -> "Rows":
     """Return the symmetric graph of clusters, weighted by the edges between them.
 
-    One pass over the edges; 32 bytes for each of `most_pairs` while they are counted. Where there
-    are more different pairs, the heavier ones are kept.
+    One pass over the edges; up to 43 bytes for each of `most_pairs` while they are counted. Where
+    there are more different pairs, the heavier ones are kept.
     """
     from gnn_dist.ops.streaming import PairCounts, Rows, count_pairs
 
     count = clusters.num_clusters
-    pairs = PairCounts.empty(min(most_pairs, source.num_edges + 1) * 4 // 3 + 8)
+    pairs = PairCounts.empty(min(most_pairs, source.num_edges + 1) * 4 // 3 + 8, count)
     for src, dst in edges_of(source):
-        count_pairs(pairs, src, dst, clusters.of, num_clusters=count)
+        count_pairs(pairs, src, dst, clusters.of)
     pair, count_of_pair = pairs.counted()
     del pairs
     low, high = np.divmod(pair, count)

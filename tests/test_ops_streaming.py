@@ -329,9 +329,9 @@ def test_pairs_equal_the_reference_while_there_is_room():
     rng = np.random.default_rng(8)
     src, dst = rng.integers(0, 90, (2, 2000))
     cluster = rng.integers(0, 30, 90).astype(np.int32)
-    pairs = PairCounts.empty(1024)
+    pairs = PairCounts.empty(1024, 30)
     for half in (slice(1000), slice(1000, None)):
-        streaming.count_pairs(pairs, src[half], dst[half], cluster, num_clusters=30)
+        streaming.count_pairs(pairs, src[half], dst[half], cluster)
     expected = clustering.count_pairs(*map(torch.from_numpy, (src, dst, cluster)))
     assert found_pairs(pairs, 30) == expected
     assert pairs.used[0] == len(expected)
@@ -343,12 +343,20 @@ def test_without_room_the_heavy_pairs_stay():
     heavy = np.repeat(rng.permutation(1000)[:80].reshape(2, 40), 300, axis=1)
     src, dst = np.concatenate([light, heavy], 1)[:, rng.permutation(32_000)]
     cluster = np.arange(1000, dtype=np.int32)
-    pairs = PairCounts.empty(1024)
-    streaming.count_pairs(pairs, src, dst, cluster, num_clusters=1000)
+    pairs = PairCounts.empty(1024, 1000)
+    streaming.count_pairs(pairs, src, dst, cluster)
     found = found_pairs(pairs, 1000)
     assert len(found) == pairs.used[0] <= 768
     for a, b in zip(*np.sort(heavy[:, ::300], axis=0).tolist(), strict=True):
         assert found[a, b] >= 290
+
+
+def test_counts_of_pairs_stay_at_the_most():
+    cluster = np.array([0, 2**24 - 1], np.int32)
+    src, dst = np.zeros(40_000, int), np.ones(40_000, int)
+    pairs = PairCounts.empty(8, 2**24)
+    streaming.count_pairs(pairs, src, dst, cluster)
+    assert found_pairs(pairs, 2**24) == {(0, 2**24 - 1): 2**15 - 1}
 
 
 def broken_state(**fields):
@@ -376,7 +384,7 @@ def test_bad_input_of_clustering_is_refused():
             streaming.merge_clusters(broken_state(cluster=bad))
         of = broken_state(cluster=bad).nodes["cluster"].copy()
         with pytest.raises(IndexError, match="clusters must lie"):
-            streaming.count_pairs(PairCounts.empty(8), edge, one, of, num_clusters=5)
+            streaming.count_pairs(PairCounts.empty(8, 5), edge, one, of)
     for bad in (5, -2):
         with pytest.raises(IndexError, match="richest must lie"):
             streaming.merge_clusters(broken_state(richest=bad))
@@ -384,8 +392,7 @@ def test_bad_input_of_clustering_is_refused():
         streaming.merge_clusters(state._replace(limit=np.array([1, 0, 1])))
     with pytest.raises(ValueError, match="nodes must be"):
         streaming.cluster_edges(state._replace(limit=np.array([1, 1])), edge, one)
-    for slots, words in ((np.full((9, 2), -1), "power of two"), (np.full(8, -1), "shape")):
+    for size, count, words in ((9, 5, "power of two"), (8, 0, "num_clus"), (8, 2**24 + 1, "num_")):
+        pairs = PairCounts(np.zeros(size, int), np.zeros(1, int), count)
         with pytest.raises(ValueError, match=words):
-            streaming.count_pairs(
-                PairCounts(slots, np.zeros(1, int)), edge, one, one, num_clusters=5
-            )
+            streaming.count_pairs(pairs, edge, one, one)

@@ -138,26 +138,33 @@ class PairCounts(NamedTuple):
     """A hash table of how many edges pairs of clusters share.
 
     Attributes:
-        slots: int64 (S, 2), S a power of two: a pair, lower cluster * C + higher cluster, -1 where
-            free; and its number of edges.
+        slots: int64 (S,), S a power of two: 0 where free, else a pair, which is lower cluster * C +
+            higher cluster, times 2^b, plus its number of edges, at most 2^b - 1; b as `count_bits`.
         used: int64 (1,), slots in use.
+        num_clusters: C, at most 2^24.
     """
 
     slots: Array
     used: Array
+    num_clusters: int
 
     @classmethod
-    def empty(cls, most_pairs: int) -> "PairCounts":
+    def empty(cls, most_pairs: int, num_clusters: int) -> "PairCounts":
         """Return a table that holds at least half of `most_pairs` of the heaviest pairs."""
-        size = 1 << max(3, (most_pairs - 1).bit_length())
-        slots = _aligned(2 * size, np.dtype(np.int64)).reshape(size, 2)
-        slots[:] = -1
-        return cls(slots, np.zeros(1, np.int64))
+        size = 2 << max(3, (most_pairs - 1).bit_length())
+        slots = np.empty(size, np.int64)  # in huge pages, which np.zeros does not ask for
+        slots[:] = 0
+        return cls(slots, np.zeros(1, np.int64), num_clusters)
+
+    @property
+    def count_bits(self) -> int:
+        """How many bits of a slot count edges: those that a pair leaves of 63."""
+        return 63 - (self.num_clusters**2 - 1).bit_length()
 
     def counted(self) -> tuple[Array, Array]:
         """Return the pairs that there are, int64 (k,), and their numbers of edges, int64 (k,)."""
-        pair, count = self.slots[self.slots[:, 0] >= 0].T
-        return pair, count
+        taken = self.slots[self.slots != 0]
+        return taken >> self.count_bits, taken & ((1 << self.count_bits) - 1)
 
 
 def node_records(num_nodes: int, num_loads: int) -> Array:
@@ -185,7 +192,9 @@ def node_records(num_nodes: int, num_loads: int) -> Array:
             ("load", *loads),
         ]
     )
-    return _aligned(num_nodes, dtype)
+    raw = np.empty(num_nodes * dtype.itemsize + CACHE_LINE, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
+    return raw[start : start + num_nodes * dtype.itemsize].view(dtype)
 
 
 def place_nodes(
@@ -283,32 +292,23 @@ def merge_clusters(state: ClusterState) -> None:
     kernels.merge_clusters(_records(state.nodes), _tensor(state.limit))
 
 
-def count_pairs(
-    pairs: PairCounts, src: Array, dst: Array, cluster: Array, *, num_clusters: int
-) -> None:
+def count_pairs(pairs: PairCounts, src: Array, dst: Array, cluster: Array) -> None:
     """Count, for each pair of different clusters, the edges between them.
 
-    When three quarters of the table are used, it keeps the heavier half of them all, and of those
-    with the least count that is kept, those that a hash of the pair chooses.
+    When three eighths of the slots are used, it keeps the heavier pairs, as many as fill a quarter,
+    and of those with the least count that is kept, those that a hash of the pair chooses.
 
     Args:
         pairs: Changed in place.
         src: int32 or int64 (n,).
         dst: As `src`.
-        cluster: int32 (N,), in 0..num_clusters - 1.
-        num_clusters: C.
+        cluster: int32 (N,), in 0..C - 1.
 
     Raises:
         IndexError: An id or a cluster is out of range.
     """
-    kernels.count_pairs(*map(_tensor, pairs), _ids(src), _ids(dst), _tensor(cluster), num_clusters)
-
-
-def _aligned(size: int, dtype: np.dtype[Any]) -> Array:
-    """Return uninitialised elements, the first of which begins a cache line."""
-    raw = np.empty(size * dtype.itemsize + CACHE_LINE, np.uint8)
-    start = -raw.ctypes.data % CACHE_LINE
-    return raw[start : start + size * dtype.itemsize].view(dtype)
+    state = _tensor(pairs.slots), _tensor(pairs.used)
+    kernels.count_pairs(*state, _ids(src), _ids(dst), _tensor(cluster), pairs.num_clusters)
 
 
 def _tensor(array: Array) -> Tensor:
