@@ -38,7 +38,7 @@ class MetisStream(Clustered):
     Source: clustering as `spring`; G. Karypis, V. Kumar, "A fast and high quality multilevel scheme
     for partitioning irregular graphs", SIAM Journal on Scientific Computing 20 (1998).
 
-    O((cluster_passes + passes + 2) * E + N log N) time. Memory: 24 bytes a node, 16 more for each
+    O((cluster_passes + passes + 2) * E + N log N) time. Memory: 48 bytes a node, 24 more for each
     constraint, and `memory_limit` for the graph of clusters and METIS, which runs in a process of
     its own; none for an edge.
 

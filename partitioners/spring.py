@@ -31,7 +31,7 @@ class Spring(Clustered):
     down, where the published order let a part have twice its share, and nodes of the lowest degree
     are moved out of parts that are still too full.
 
-    O(passes * E + N log N) time. Memory: 24 bytes a node, 16 more for each constraint, 12 while
+    O(passes * E + N log N) time. Memory: 48 bytes a node, 24 more for each constraint, 24 while
     merging; none for an edge. Needs one more pass to count degrees.
 
     Attributes:

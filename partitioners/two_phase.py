@@ -39,7 +39,7 @@ class TwoPhase:
 
     Source: R. Mayer, K. Orujzade, H.-A. Jacobsen, "Out-of-Core Edge Partitioning at Linear
     Run-Time", arXiv:2203.12721. 3 + `passes` passes of O(E) time;
-    (32 + P / 8) bytes a node, and 4 an edge for the result.
+    (48 + P / 8) bytes a node, and 4 an edge for the result.
 
     Attributes:
         passes: How often the clustering goes through the stream.
