@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnn_dist.graph import INT32_LIMIT
 from gnn_dist.partitioners.balance import Balance
 from gnn_dist.partitioners.sources import Degrees, Source, edges_of
 
@@ -39,11 +40,11 @@ class Clusters:
     @classmethod
     def of_state(cls, state: "ClusterState") -> "Clusters":
         """Number the clusters that have members, in the order of their old numbers."""
-        used = np.zeros(len(state.cluster), bool)
-        used[state.cluster] = True
+        cluster, load = state.nodes["cluster"], state.nodes["load"]
+        used = np.zeros(len(cluster), bool)
+        used[cluster] = True
         new_number = np.cumsum(used, dtype=np.int32) - np.int32(1)
-        weights = np.ascontiguousarray(state.cluster_load[used, 1:])
-        return cls(new_number[state.cluster], weights)
+        return cls(new_number[cluster], np.ascontiguousarray(load[used, 1:]))
 
     def joined(self, number: Array, num_clusters: int) -> "Clusters":
         """Return clusters made of these: cluster c becomes part of `number[c]`, int32 (C,)."""
@@ -75,8 +76,14 @@ class Clusters:
 
 
 def cluster_stream(
-    source: Source, counted: Degrees, balance: Balance, *, share: float, passes: int
-) -> tuple["ClusterState", Array]:
+    source: Source,
+    counted: Degrees,
+    balance: Balance,
+    *,
+    share: float,
+    passes: int,
+    richest: bool = False,
+) -> "ClusterState":
     """Cluster nodes by passes over the edges.
 
     Source: A. Hollocou, J. Maudet, T. Bonald, M. Lelarge, "A streaming algorithm for graph
@@ -88,45 +95,41 @@ def cluster_stream(
         balance: Constraints.
         share: How much of the smallest part's share a cluster may hold.
         passes: How often edges are read.
-
-    Returns:
-        The clusters, and int32 (N,) each node's source of highest degree, -1 for none.
+        richest: Whether to note each node's source of highest degree, for `merged`.
     """
     from gnn_dist.ops.streaming import ClusterState, cluster_edges
 
-    node_load = np.concatenate([counted.degree[:, None], balance.weights], axis=1)
-    state = ClusterState.single(node_load, _limit(balance, share))
-    richest = np.full(source.num_nodes, -1, np.int32)
+    state = ClusterState.single(counted.degree, balance.weights, _limit(balance, share))
     for number in range(passes):
         for src, dst in edges_of(source):
-            cluster_edges(state, src, dst, richest=richest if number == 0 else None)
-    return state, richest
+            cluster_edges(state, src, dst, richest=richest and number == 0)
+    return state
 
 
-def merged(state: "ClusterState", richest: Array, balance: Balance, *, share: float) -> Clusters:
+def merged(state: "ClusterState", balance: Balance, *, share: float) -> Clusters:
     """Join clusters to that of their richest neighbour, up to a share of the smallest part's."""
     from gnn_dist.ops.streaming import merge_clusters
 
-    merge_clusters(state._replace(limit=_limit(balance, share)), richest)
+    merge_clusters(state._replace(limit=_limit(balance, share)))
     return Clusters.of_state(state)
 
 
 def cluster_graph(source: Source, clusters: Clusters, *, most_pairs: int) -> "Rows":
     """Return the symmetric graph of clusters, weighted by the edges between them.
 
-    One pass over the edges; 24 bytes for each of `most_pairs` while they are counted. Where there
-    are more different pairs, the heavier ones are kept.
+    One pass over the edges; up to 43 bytes for each of `most_pairs` while they are counted. Where
+    there are more different pairs, the heavier ones are kept.
     """
     from gnn_dist.ops.streaming import PairCounts, Rows, count_pairs
 
     count = clusters.num_clusters
-    pairs = PairCounts.empty(min(most_pairs, source.num_edges + 1) * 4 // 3 + 8)
+    pairs = PairCounts.empty(min(most_pairs, source.num_edges + 1) * 4 // 3 + 8, count)
     for src, dst in edges_of(source):
-        count_pairs(pairs, src, dst, clusters.of, num_clusters=count)
-    taken = pairs.keys >= 0
-    low, high = np.divmod(pairs.keys[taken], count)
-    weight = pairs.counts[taken]
-    del pairs, taken
+        count_pairs(pairs, src, dst, clusters.of)
+    pair, count_of_pair = pairs.counted()
+    del pairs
+    low, high = np.divmod(pair, count)
+    weight = np.minimum(count_of_pair, INT32_LIMIT - 1).astype(np.int32)
     row, column = np.concatenate([high, low]), np.concatenate([low, high])
     order = np.argsort(row * count + column, kind="stable")
     indptr = np.zeros(count + 1, np.int64)

@@ -38,7 +38,7 @@ class MetisStream(Clustered):
     Source: clustering as `spring`; G. Karypis, V. Kumar, "A fast and high quality multilevel scheme
     for partitioning irregular graphs", SIAM Journal on Scientific Computing 20 (1998).
 
-    O((cluster_passes + passes + 2) * E + N log N) time. Memory: 24 bytes a node, 16 more for each
+    O((cluster_passes + passes + 2) * E + N log N) time. Memory: 48 bytes a node, 24 more for each
     constraint, and `memory_limit` for the graph of clusters and METIS, which runs in a process of
     its own; none for an edge.
 
@@ -81,10 +81,11 @@ class MetisStream(Clustered):
         """Return the part of each node."""
         most = self._most_clusters(graph.num_nodes)
         passes = self.cluster_passes if most < graph.num_nodes else 0
-        state, _ = cluster_stream(
+        state = cluster_stream(
             graph, counted, balance, share=2 * balance.num_parts / most, passes=passes
         )
         clusters = Clusters.of_state(state).bundled(most, state.limit[1:])
+        del state  # the largest of all tables of nodes
         rows = cluster_graph(graph, clusters, most_pairs=self.memory_limit // METIS_PAIR_BYTES)
         parts = self._partition_clusters(clusters, rows, balance)[clusters.of]
         return self._settled(graph, parts, balance, counted)

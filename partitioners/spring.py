@@ -31,7 +31,7 @@ class Spring(Clustered):
     down, where the published order let a part have twice its share, and nodes of the lowest degree
     are moved out of parts that are still too full.
 
-    O(passes * E + N log N) time. Memory: 24 bytes a node, 16 more for each constraint, 12 while
+    O(passes * E + N log N) time. Memory: 48 bytes a node, 24 more for each constraint, 24 while
     merging; none for an edge. Needs one more pass to count degrees.
 
     Attributes:
@@ -63,10 +63,11 @@ class Spring(Clustered):
 
     def assign(self, graph: Source, balance: Balance, counted: Degrees) -> Array:
         """Return the part of each node."""
-        state, richest = cluster_stream(
-            graph, counted, balance, share=self.cluster_share, passes=self.passes
+        state = cluster_stream(
+            graph, counted, balance, share=self.cluster_share, passes=self.passes, richest=True
         )
-        clusters = merged(state, richest, balance, share=self.merged_share)
+        clusters = merged(state, balance, share=self.merged_share)
+        del state
         parts = place_clusters(clusters, balance)[clusters.of]
         return relieved(parts, shares_of(balance), counted.degree)
 

@@ -39,7 +39,7 @@ class TwoPhase:
 
     Source: R. Mayer, K. Orujzade, H.-A. Jacobsen, "Out-of-Core Edge Partitioning at Linear
     Run-Time", arXiv:2203.12721. 3 + `passes` passes of O(E) time;
-    (32 + P / 8) bytes a node, and 4 an edge for the result.
+    (48 + P / 8) bytes a node, and 4 an edge for the result.
 
     Attributes:
         passes: How often the clustering goes through the stream.
@@ -73,27 +73,30 @@ class TwoPhase:
     def __call__(self, graph: Graph | EdgeSource, num_parts: int) -> EdgePartition:
         """Return a vertex-cut partition."""
         stream = open_stream(graph, num_parts, imbalance=self.imbalance, seed=self.seed)
-        clusters = self._clusters(stream)
+        homes = self._homes(stream)
         for rest in (False, True):
             for first, src, dst, parts in stream.chunks():
-                stream.assigner.two_phase(parts, (src, dst), clusters, rest=rest, first=first)
+                stream.assigner.two_phase(parts, (src, dst), homes, rest=rest, first=first)
         return stream.finish()
 
-    def _clusters(self, stream: VertexCutStream) -> tuple["Tensor", "Tensor"]:
-        """Return the part and the volume of each node's cluster: int32 and int64 (N,)."""
+    def _homes(self, stream: VertexCutStream) -> "Tensor":
+        """Return each node's cluster's part and volume, as `homes_of` does."""
         import torch
 
-        from gnn_dist.ops.edge_parts import cluster_ends
+        from gnn_dist.ops.edge_parts import homes_of
+        from gnn_dist.ops.streaming import ClusterState, cluster_edges
 
         degree, num_parts = stream.assigner.degree, stream.assigner.num_parts
-        cluster, volume = torch.arange(degree.numel()), degree.long()
         share = 2 * stream.source.num_edges / num_parts
-        limit = max(1, int(self.cluster_share * share))
+        limit = np.array([max(1, int(self.cluster_share * share))])
+        state = ClusterState.single(degree.numpy(), np.zeros((degree.numel(), 0)), limit)
         for _ in range(self.passes):
             for chunk in stream.chunks():
-                cluster_ends(cluster, volume, chunk.src, chunk.dst, degree=degree, limit=limit)
-        home = torch.from_numpy(pack_largest_first(volume.numpy(), num_parts))
-        return home[cluster], volume[cluster]
+                cluster_edges(state, chunk.src.numpy(), chunk.dst.numpy(), besides=True)
+        cluster, volume = state.nodes["cluster"].copy(), state.nodes["load"][:, 0].copy()
+        del state
+        part = pack_largest_first(volume, num_parts)
+        return homes_of(torch.from_numpy(part[cluster]), torch.from_numpy(volume[cluster]), degree)
 
 
 def pack_largest_first(weights: Array, num_parts: int) -> Array:

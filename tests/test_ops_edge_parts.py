@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnn_dist.ops.edge_parts import EdgeAssigner, choose_roots, clone_table, count_ends
+from gnn_dist.ops.edge_parts import (
+    EdgeAssigner,
+    choose_roots,
+    clone_table,
+    count_ends,
+    homes_of,
+)
 from gnn_dist.ops.native import kernels
 from gnn_dist.ops.reference import edge_parts as reference
 
@@ -57,14 +63,12 @@ def run(ops, name, state, key=0, first=0, balance_weight=1.1):
         ops.dbh_edges(state.parts, *ends, state.degree, num_parts, key)
         ops.mark_clones(state.clones, state.parts, *ends, num_parts)
     elif name == "2ps-l":
-        cluster = torch.arange(len(state.degree))
-        volume = state.degree.long()
-        most = max(1, 2 * len(state.src) // len(state.loads))
-        ops.cluster_ends(cluster, volume, state.src, state.dst, state.degree, most)
-        homes = (cluster % len(state.loads)).int(), volume[cluster]
+        cluster = torch.arange(len(state.degree)) // 4
+        volume = torch.zeros_like(cluster).index_add_(0, cluster, state.degree.long())[cluster]
+        homes = homes_of((cluster % len(state.loads)).int(), volume, state.degree)
+        ends = state.src, state.dst
         for rest in (False, True):
-            ops.two_phase_edges(*state.arguments, *homes, state.limit, rest, key, first)
-        return [*state.changed, cluster, volume]
+            ops.two_phase_edges(*state.changed, *ends, homes, state.limit, rest, key, first)
     return state.changed
 
 
@@ -228,19 +232,20 @@ GOOD = {
 def test_bad_arguments_are_refused(change, error, words_of_it):
     arguments = {name: value.clone() for name, value in (GOOD | change).items()}
     before = [arguments[name].clone() for name in ("parts", "clones", "loads")]
-    for call in (
+    without_degree = {name: value for name, value in arguments.items() if name != "degree"}
+    calls = [
         lambda: kernels.libra_edges(**arguments, limit=2, key=0, first=0),
         lambda: kernels.hdrf_edges(**arguments, balance_weight=1.0, limit=2, key=0, first=0),
         lambda: kernels.two_phase_edges(
-            **arguments | {"parts": arguments["parts"] - 1},
-            home=torch.zeros(3, dtype=torch.int32),
-            volume=torch.ones(3, dtype=torch.int64),
+            **without_degree | {"parts": arguments["parts"] - 1},
+            homes=homes_of(torch.zeros(3).int(), torch.ones(3).long(), GOOD["degree"]),
             limit=2,
             rest=True,
             key=0,
             first=0,
         ),
-    ):
+    ]
+    for call in calls[:2] if "degree" in change else calls:
         with pytest.raises(error, match=words_of_it):
             call()
     assert_same([arguments[name] for name in ("parts", "clones", "loads")], before)
@@ -263,22 +268,21 @@ def test_other_bad_arguments_are_refused():
         kernels.choose_roots(clones, torch.ones(2, dtype=torch.bool), 2, 1, 0)
     with pytest.raises(ValueError, match="sweeps"):
         kernels.choose_roots(clones, None, 2, 0, 0)
-    cluster, volume = torch.arange(3), torch.ones(3, dtype=torch.int64)
-    with pytest.raises(IndexError, match="cluster must lie"):
-        kernels.cluster_ends(cluster + 1, volume, *edges, degree, 5)
-    with pytest.raises(ValueError, match="equally long"):
-        kernels.cluster_ends(cluster, volume[:2], *edges, degree, 5)
-    home = torch.tensor([0, 1, 2], dtype=torch.int32)
-    with pytest.raises(IndexError, match="home must lie"):
-        kernels.two_phase_edges(
-            parts, clones, GOOD["loads"].clone(), *edges, degree, home, volume, 2, True, 0, 0
-        )
+    loads = GOOD["loads"].clone()
+    for bad in (2, -1):
+        homes = homes_of(torch.tensor([0, bad, 1]).int(), torch.ones(3).long(), degree)
+        for rest in (False, True):
+            with pytest.raises(IndexError, match="home must lie"):
+                kernels.two_phase_edges(parts - 1, clones, loads, *edges, homes, 2, rest, 0, 0)
+    for wrong in (homes[:2], homes[:, :1], homes.T, homes.double()):
+        with pytest.raises(ValueError, match="homes must be"):
+            kernels.two_phase_edges(parts - 1, clones, loads, *edges, wrong, 2, True, 0, 0)
 
 
 def test_operators_are_registered_well():
     state = State(stream(0), 25, 3)
     loads, extra = state.arguments, (state.limit, 0, 0)
-    homes = torch.zeros(25, dtype=torch.int32), torch.ones(25, dtype=torch.int64)
+    homes = homes_of(torch.zeros(25).int(), torch.ones(25).long(), state.degree)
     ends = state.src, state.dst
     cases = {
         "count_ends": (state.degree, *ends),
@@ -286,8 +290,7 @@ def test_operators_are_registered_well():
         "dbh_edges": (state.parts, *ends, state.degree, 3, 0),
         "libra_edges": (*loads, *extra),
         "hdrf_edges": (*loads, 1.1, *extra),
-        "cluster_ends": (torch.arange(25), state.degree.long(), *ends, state.degree, 9),
-        "two_phase_edges": (*loads, *homes, state.limit, False, 0, 0),
+        "two_phase_edges": (*state.changed, *ends, homes, state.limit, False, 0, 0),
         "choose_roots": (state.clones, None, 3, 2, 0),
     }
     for name, arguments in cases.items():

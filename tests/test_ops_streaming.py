@@ -1,6 +1,7 @@
 """Passes of streaming partitioners against their references, and what they refuse."""
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -251,7 +252,7 @@ def random_state(rng, num_nodes, num_edges, share, index=np.int32):
     degree = np.bincount(src, minlength=num_nodes) + np.bincount(dst, minlength=num_nodes)
     load = np.stack([degree, np.ones(num_nodes, int), rng.integers(0, 3, num_nodes)], 1)
     limit = np.maximum(1, share * load.sum(0)).astype(np.int64)
-    return src, dst, ClusterState.single(load, limit)
+    return src, dst, ClusterState.single(degree, load[:, 1:], limit)
 
 
 @settings(max_examples=50, deadline=None)
@@ -261,32 +262,49 @@ def random_state(rng, num_nodes, num_edges, share, index=np.int32):
     st.integers(0, 150),
     st.sampled_from([0.05, 0.2, 0.6]),
     st.sampled_from([np.int32, np.int64]),
+    st.booleans(),
 )
-def test_clusters_equal_the_reference(seed, num_nodes, num_edges, share, index):
+def test_clusters_equal_the_reference(seed, num_nodes, num_edges, share, index, besides):
     rng = np.random.default_rng(seed)
     src, dst, state = random_state(rng, num_nodes, num_edges, share, index)
-    richest = np.full(num_nodes, -1, np.int32)
-    wanted, wanted_richest = copy.deepcopy(state), richest.copy()
-
-    def tensors(*arrays):
-        return [torch.from_numpy(a) for a in arrays]
+    names = ("cluster", "load", "richest", "own")
+    wanted = {name: torch.from_numpy(state.nodes[name].copy()) for name in names}
+    limit = torch.from_numpy(state.limit)
 
     def same():
-        assert np.array_equal(state.cluster, wanted.cluster)
-        assert np.array_equal(state.cluster_load, wanted.cluster_load)
-        assert np.array_equal(richest, wanted_richest)
+        for name in names:
+            assert np.array_equal(state.nodes[name], wanted[name]), name
 
-    streaming.cluster_edges(state, src, dst, richest=richest)
-    clustering.cluster_edges(*tensors(*wanted[:2], wanted_richest, src, dst, *wanted[2:]))
+    cluster, load, richest, own = wanted.values()
+    streaming.cluster_edges(state, src, dst, richest=True, besides=besides)
+    ends = torch.from_numpy(src), torch.from_numpy(dst)
+    clustering.cluster_edges(cluster, load, richest, *ends, own, limit, besides)
     same()
-    sums = np.zeros_like(state.cluster_load)
-    np.add.at(sums, state.cluster, state.node_load)
-    assert np.array_equal(sums, state.cluster_load)
-    streaming.merge_clusters(state, richest)
-    clustering.merge_clusters(*tensors(*wanted[:2], wanted_richest, *wanted[2:]))
+    sums = np.zeros_like(state.nodes["load"])
+    np.add.at(sums, state.nodes["cluster"], state.nodes["own"])
+    assert np.array_equal(sums, state.nodes["load"])
+    streaming.merge_clusters(state)
+    clustering.merge_clusters(cluster, load, richest, own, limit)
     same()
-    heaviest = np.maximum(state.limit, state.node_load.max(0))
-    assert (state.cluster_load <= heaviest).all()
+    heaviest = np.maximum(state.limit, state.nodes["own"].max(0))
+    assert (state.nodes["load"] <= heaviest).all()
+
+
+def test_clusters_do_not_depend_on_chunks():
+    rng = np.random.default_rng(11)
+    src, dst, whole = random_state(rng, 300, 2000, 0.1)
+    pieces = ClusterState(whole.nodes.copy(), whole.limit)
+    streaming.cluster_edges(whole, src, dst, richest=True)
+    for start, stop in pairwise((0, 1, 8, 60, 700, 2000)):
+        streaming.cluster_edges(pieces, src[start:stop], dst[start:stop], richest=True)
+    assert np.array_equal(whole.nodes, pieces.nodes)
+
+
+def test_records_of_two_constraints_are_cache_lines():
+    nodes = streaming.node_records(5, 3)
+    assert nodes.itemsize == 64
+    assert nodes.ctypes.data % 64 == 0
+    assert streaming.node_records(0, 3).shape == (0,)
 
 
 @pytest.mark.parametrize("index", [np.int32, np.int64])
@@ -302,22 +320,18 @@ def test_ids_are_counted(index):
 
 
 def found_pairs(pairs, num_clusters):
-    taken = pairs.keys >= 0
-    low, high = np.divmod(pairs.keys[taken], num_clusters)
-    return dict(
-        zip(
-            zip(low.tolist(), high.tolist(), strict=True), pairs.counts[taken].tolist(), strict=True
-        )
-    )
+    pair, count = pairs.counted()
+    low, high = np.divmod(pair, num_clusters)
+    return dict(zip(zip(low.tolist(), high.tolist(), strict=True), count.tolist(), strict=True))
 
 
 def test_pairs_equal_the_reference_while_there_is_room():
     rng = np.random.default_rng(8)
     src, dst = rng.integers(0, 90, (2, 2000))
     cluster = rng.integers(0, 30, 90).astype(np.int32)
-    pairs = PairCounts.empty(1024)
+    pairs = PairCounts.empty(1024, 30)
     for half in (slice(1000), slice(1000, None)):
-        streaming.count_pairs(pairs, src[half], dst[half], cluster, num_clusters=30)
+        streaming.count_pairs(pairs, src[half], dst[half], cluster)
     expected = clustering.count_pairs(*map(torch.from_numpy, (src, dst, cluster)))
     assert found_pairs(pairs, 30) == expected
     assert pairs.used[0] == len(expected)
@@ -329,40 +343,56 @@ def test_without_room_the_heavy_pairs_stay():
     heavy = np.repeat(rng.permutation(1000)[:80].reshape(2, 40), 300, axis=1)
     src, dst = np.concatenate([light, heavy], 1)[:, rng.permutation(32_000)]
     cluster = np.arange(1000, dtype=np.int32)
-    pairs = PairCounts.empty(1024)
-    streaming.count_pairs(pairs, src, dst, cluster, num_clusters=1000)
+    pairs = PairCounts.empty(1024, 1000)
+    streaming.count_pairs(pairs, src, dst, cluster)
     found = found_pairs(pairs, 1000)
     assert len(found) == pairs.used[0] <= 768
     for a, b in zip(*np.sort(heavy[:, ::300], axis=0).tolist(), strict=True):
         assert found[a, b] >= 290
 
 
-def test_bad_input_of_clustering_is_refused():
+def test_counts_of_pairs_stay_at_the_most():
+    cluster = np.array([0, 2**24 - 1], np.int32)
+    src, dst = np.zeros(40_000, int), np.ones(40_000, int)
+    pairs = PairCounts.empty(8, 2**24)
+    streaming.count_pairs(pairs, src, dst, cluster)
+    assert found_pairs(pairs, 2**24) == {(0, 2**24 - 1): 2**15 - 1}
+
+
+def broken_state(**fields):
+    """A state of five nodes, the first of which has impossible fields."""
     _, _, state = random_state(np.random.default_rng(10), 5, 9, 0.5)
-    edge, far = np.array([0], np.int32), np.array([5], np.int32)
-    for src, dst in ((edge, far), (far, edge), (edge, np.array([-1], np.int32))):
-        with pytest.raises(IndexError, match="ids must lie"):
+    for name, value in fields.items():
+        state.nodes[name][0] = value
+    return state
+
+
+def test_bad_input_of_clustering_is_refused():
+    state = broken_state()
+    edge, one, far = (np.array([i], np.int32) for i in (0, 1, 5))
+    for src, dst in ((edge, far), (far, edge), (edge, -one)):
+        with pytest.raises(IndexError, match="src and dst must lie"):
             streaming.cluster_edges(state, src, dst)
     with pytest.raises(ValueError, match="equally long"):
         streaming.cluster_edges(state, np.array([0, 1]), np.array([1]))
-    with pytest.raises(ValueError, match="one dtype"):
+    with pytest.raises(ValueError, match="dst must be"):
         streaming.cluster_edges(state, edge, np.array([1]))
-    one = np.array([1], np.int32)
-    for bad in (5, -1):
-        broken = state._replace(cluster=np.array([bad, 1, 2, 3, 4], np.int32))
+    for bad in (5, -1, 2**31 - 1, -(2**31)):
         with pytest.raises(IndexError, match="clusters must lie"):
-            streaming.cluster_edges(broken, edge, one)
+            streaming.cluster_edges(broken_state(cluster=bad), edge, one)
         with pytest.raises(IndexError, match="clusters must lie"):
-            streaming.merge_clusters(broken, np.full(5, -1, np.int32))
+            streaming.merge_clusters(broken_state(cluster=bad))
+        of = broken_state(cluster=bad).nodes["cluster"].copy()
         with pytest.raises(IndexError, match="clusters must lie"):
-            streaming.count_pairs(PairCounts.empty(8), edge, one, broken.cluster, num_clusters=5)
-    with pytest.raises(IndexError, match="ids must lie"):
-        streaming.merge_clusters(state, np.full(5, 5, np.int32))
-    with pytest.raises(ValueError, match="power of two"):
-        streaming.count_pairs(
-            PairCounts(np.full(9, -1), np.zeros(9, np.int32), np.zeros(1, int)),
-            edge,
-            one,
-            state.cluster,
-            num_clusters=5,
-        )
+            streaming.count_pairs(PairCounts.empty(8, 5), edge, one, of)
+    for bad in (5, -2):
+        with pytest.raises(IndexError, match="richest must lie"):
+            streaming.merge_clusters(broken_state(richest=bad))
+    with pytest.raises(ValueError, match="limit must be positive"):
+        streaming.merge_clusters(state._replace(limit=np.array([1, 0, 1])))
+    with pytest.raises(ValueError, match="nodes must be"):
+        streaming.cluster_edges(state._replace(limit=np.array([1, 1])), edge, one)
+    for size, count, words in ((9, 5, "power of two"), (8, 0, "num_clus"), (8, 2**24 + 1, "num_")):
+        pairs = PairCounts(np.zeros(size, int), np.zeros(1, int), count)
+        with pytest.raises(ValueError, match=words):
+            streaming.count_pairs(pairs, edge, one, one)

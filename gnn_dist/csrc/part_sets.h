@@ -1,61 +1,22 @@
-// Streams of edges, sets of parts as bits, and the least loaded part of a set.
+// Sets of parts as bits, the least loaded part of a set, and what streams of edges leave of them.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
 #include "draws.h"
-#include "tensors.h"
+#include "edges.h"
 
 namespace gnn_dist {
 
 constexpr int64_t kMostParts = 1 << 15;
 constexpr int64_t kMostLoad = int64_t{1} << 46;
-constexpr int64_t kEdgesAhead = 16;  // between asking for an edge's nodes and looking at them
 
 inline int64_t words_of(int64_t num_parts) { return (num_parts + 63) / 64; }
 
 inline void check_num_parts(int64_t num_parts) {
   check(num_parts >= 1 && num_parts <= kMostParts, "num_parts must lie in [1, ", kMostParts,
         "], got ", num_parts);
-}
-
-template <class T>
-T* writable_flat(const Tensor& tensor, ScalarType dtype, const char* name) {
-  return const_cast<T*>(flat<T>(tensor, dtype, name));
-}
-
-template <class Index>
-struct Edges {
-  const Index* src;
-  const Index* dst;
-  int64_t size;
-};
-
-// Calls f(Edges) after a look at every end, so that nothing is changed if one is no node.
-template <class F>
-void with_edges(const Tensor& src, const Tensor& dst, int64_t num_nodes, const F& f) {
-  const auto run = [&](auto value, ScalarType dtype) {
-    using Index = decltype(value);
-    const Edges<Index> edges{flat<Index>(src, dtype, "src"), flat<Index>(dst, dtype, "dst"),
-                             src.size(0)};
-    check(dst.size(0) == edges.size, "src and dst must be equally long, got ", edges.size, " and ",
-          dst.size(0));
-    bool inside = true;
-    for (int64_t i = 0; i < edges.size; ++i) {
-      using Unsigned = std::make_unsigned_t<Index>;
-      const auto limit = static_cast<uint64_t>(num_nodes);
-      inside &= static_cast<Unsigned>(edges.src[i]) < limit;
-      inside &= static_cast<Unsigned>(edges.dst[i]) < limit;
-    }
-    check_index(inside, "src and dst must lie in [0, ", num_nodes, ")");
-    f(edges);
-  };
-  if (src.scalar_type() == ScalarType::Int) {
-    run(int32_t{}, ScalarType::Int);
-  } else {
-    run(int64_t{}, ScalarType::Long);
-  }
 }
 
 // For each node the parts that hold one of its edges.
@@ -188,7 +149,7 @@ struct EdgeStreamView {
   int32_t* parts;
   CloneTable clones;
   int64_t* loads;
-  const int32_t* degree;
+  const int32_t* degree;  // null where it is not asked for
   int64_t num_parts;
   int64_t limit;
   uint64_t key;
@@ -197,7 +158,7 @@ struct EdgeStreamView {
   uint64_t draw(int64_t i) const { return word(key, first + static_cast<uint64_t>(i)); }
   void prefetch(int64_t node) const {
     __builtin_prefetch(clones.row(node), 1);
-    __builtin_prefetch(degree + node);
+    if (degree != nullptr) __builtin_prefetch(degree + node);
   }
   void assign(int64_t i, int64_t u, int64_t v, int64_t part) const {
     clones.add(u, part);
@@ -207,20 +168,27 @@ struct EdgeStreamView {
 };
 
 inline EdgeStreamView edge_stream_view(const Tensor& parts, const Tensor& clones,
-                                       const Tensor& loads, const Tensor& degree, int64_t limit,
-                                       int64_t key, int64_t first) {
+                                       const Tensor& loads, int64_t limit, int64_t key,
+                                       int64_t first) {
   EdgeStreamView view{};
   view.parts = writable_flat<int32_t>(parts, ScalarType::Int, "parts");
   view.loads = writable_flat<int64_t>(loads, ScalarType::Long, "loads");
   view.num_parts = loads.size(0);
   view.clones = clone_table(clones, view.num_parts);
-  view.degree = flat<int32_t>(degree, ScalarType::Int, "degree");
-  check(degree.size(0) == view.clones.num_nodes, "degree must have one element per node (",
-        view.clones.num_nodes, "), got ", degree.size(0));
   check(limit >= 0 && limit <= kMostLoad, "limit must lie in [0, 2^46], got ", limit);
   view.limit = limit;
   view.key = static_cast<uint64_t>(key);
   view.first = static_cast<uint64_t>(first);
+  return view;
+}
+
+inline EdgeStreamView edge_stream_view(const Tensor& parts, const Tensor& clones,
+                                       const Tensor& loads, const Tensor& degree, int64_t limit,
+                                       int64_t key, int64_t first) {
+  EdgeStreamView view = edge_stream_view(parts, clones, loads, limit, key, first);
+  view.degree = flat<int32_t>(degree, ScalarType::Int, "degree");
+  check(degree.size(0) == view.clones.num_nodes, "degree must have one element per node (",
+        view.clones.num_nodes, "), got ", degree.size(0));
   return view;
 }
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.native import kernels
 
-__all__ = ["EdgeAssigner", "choose_roots", "clone_table", "cluster_ends", "count_ends"]
+__all__ = ["EdgeAssigner", "choose_roots", "clone_table", "count_ends", "homes_of"]
 
 ROOT_SWEEPS = 3  # a second and third choice, knowing all others'; a fourth changes next to nothing
 # Draws of the stream's edges, of hashed nodes, and of roots do not depend on one another.
@@ -43,26 +43,23 @@ def clone_table(num_nodes: int, num_parts: int) -> Tensor:
     return torch.zeros(num_nodes, -(-num_parts // 64), dtype=torch.int64)
 
 
-def cluster_ends(
-    cluster: Tensor, volume: Tensor, src: Tensor, dst: Tensor, *, degree: Tensor, limit: int
-) -> None:
-    """Let the ends of edges join each other's clusters.
-
-    For each edge, the end that has less of its cluster's volume besides itself joins the other
-    end's cluster, unless that would come to more than `limit`.
+def homes_of(part: Tensor, volume: Tensor, degree: Tensor) -> Tensor:
+    """Return what is known of each node's cluster, side by side: an edge then reads two places.
 
     Args:
-        cluster: int64 (N,), changed; at first each node's own number.
-        volume: int64 (N,), changed: sum of the degrees of each cluster's nodes.
-        src: int32 or int64 (e,).
-        dst: Like `src`.
+        part: int32 (N,), the part of each node's cluster.
+        volume: int64 (N,), how many edge ends each node's cluster has.
         degree: int32 (N,).
-        limit: The largest volume.
 
-    Raises:
-        IndexError: An end is no node.
+    Returns:
+        int64 (N, 2): the volume; and two int32, the part and the degree.
     """
-    kernels.cluster_ends(cluster, volume, src, dst, degree, limit)
+    homes = torch.empty(part.numel(), 2, dtype=torch.int64)
+    homes[:, 0] = volume
+    halves = homes.view(torch.int32)
+    halves[:, 2] = part
+    halves[:, 3] = degree
+    return homes
 
 
 def choose_roots(clones: Tensor, train: Tensor | None, *, num_parts: int, seed: int) -> Tensor:
@@ -171,7 +168,7 @@ class EdgeAssigner:
         self,
         parts: Tensor,
         edges: tuple[Tensor, Tensor],
-        clusters: tuple[Tensor, Tensor],
+        homes: Tensor,
         *,
         rest: bool,
         first: int,
@@ -181,7 +178,7 @@ class EdgeAssigner:
         Args:
             parts: int32 (e,), filled in; -1 for what is left to the call with `rest`.
             edges: `src` and `dst`, as of `libra`.
-            clusters: int32 (N,), the part of each node's cluster, and int64 (N,), its volume.
+            homes: int64 (N, 2), as `homes_of` makes them.
             rest: False: edges whose two clusters have one part. True: those that are left.
             first: Number of the first of these edges in the stream.
 
@@ -189,7 +186,7 @@ class EdgeAssigner:
             IndexError: An end is no node, a part is none.
             ValueError: The limit leaves no room, or a shape or dtype is wrong.
         """
-        state = (self.clones, self.loads, *edges, self.degree, *clusters)
+        state = (self.clones, self.loads, *edges, homes)
         kernels.two_phase_edges(parts, *state, self.limit, rest, self._key, first)
 
 

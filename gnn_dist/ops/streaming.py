@@ -26,6 +26,7 @@ __all__ = [
     "count_ids",
     "count_pairs",
     "merge_clusters",
+    "node_records",
     "place_nodes",
 ]
 
@@ -33,6 +34,7 @@ Array = NDArray[Any]
 
 RULES = ("ldg", "fennel")  # in the order of the operator's numbers for them
 PIN_COLUMNS = 8  # pins are counted eight parts at a time
+CACHE_LINE = 64  # bytes
 
 
 class Rows(NamedTuple):
@@ -112,42 +114,87 @@ class ClusterState(NamedTuple):
     """Clusters of nodes, and what they hold.
 
     Attributes:
-        cluster: int32 (N,), a cluster has the number of one of its first members.
-        cluster_load: int64 (N, 1 + K), by cluster: its volume (the sum of degrees) and its weights.
-        node_load: int64 (N, 1 + K), what each node adds to its cluster's.
-        limit: int64 (1 + K,), what a cluster may hold.
+        nodes: `node_records` (N,), by node. A cluster has the number of one of its first members,
+            and its loads are in the record of that number.
+        limit: int64 (1 + K,), what a cluster may hold: volume (the sum of degrees), and weights.
     """
 
-    cluster: Array
-    cluster_load: Array
-    node_load: Array
+    nodes: Array
     limit: Array
 
     @classmethod
-    def single(cls, node_load: Array, limit: Array) -> "ClusterState":
-        """Return clusters of one node each."""
-        cluster = np.arange(len(node_load), dtype=np.int32)
-        return cls(cluster, node_load.copy(), node_load, limit)
+    def single(cls, degree: Array, weights: Array, limit: Array) -> "ClusterState":
+        """Return clusters of one node each, with degrees (N,) and weights (N, K)."""
+        nodes = node_records(len(degree), len(limit))
+        nodes["cluster"] = np.arange(len(degree))
+        nodes["richest"] = nodes["richest_degree"] = -1
+        nodes["own"][:, 0] = degree
+        nodes["own"][:, 1:] = weights
+        nodes["load"] = nodes["own"]
+        return cls(nodes, limit)
 
 
 class PairCounts(NamedTuple):
     """A hash table of how many edges pairs of clusters share.
 
     Attributes:
-        keys: int64 (S,), S a power of two: lower cluster * C + higher cluster, -1 where free.
-        counts: int32 (S,).
-        used: int64 (1,), entries in use.
+        slots: int64 (S,), S a power of two: 0 where free, else a pair, which is lower cluster * C +
+            higher cluster, times 2^b, plus its number of edges, at most 2^b - 1; b as `count_bits`.
+        used: int64 (1,), slots in use.
+        num_clusters: C, at most 2^24.
     """
 
-    keys: Array
-    counts: Array
+    slots: Array
     used: Array
+    num_clusters: int
 
     @classmethod
-    def empty(cls, most_pairs: int) -> "PairCounts":
+    def empty(cls, most_pairs: int, num_clusters: int) -> "PairCounts":
         """Return a table that holds at least half of `most_pairs` of the heaviest pairs."""
-        size = 1 << max(3, (most_pairs - 1).bit_length())
-        return cls(np.full(size, -1, np.int64), np.zeros(size, np.int32), np.zeros(1, np.int64))
+        size = 2 << max(3, (most_pairs - 1).bit_length())
+        slots = np.empty(size, np.int64)  # in huge pages, which np.zeros does not ask for
+        slots[:] = 0
+        return cls(slots, np.zeros(1, np.int64), num_clusters)
+
+    @property
+    def count_bits(self) -> int:
+        """How many bits of a slot count edges: those that a pair leaves of 63."""
+        return 63 - (self.num_clusters**2 - 1).bit_length()
+
+    def counted(self) -> tuple[Array, Array]:
+        """Return the pairs that there are, int64 (k,), and their numbers of edges, int64 (k,)."""
+        taken = self.slots[self.slots != 0]
+        return taken >> self.count_bits, taken & ((1 << self.count_bits) - 1)
+
+
+def node_records(num_nodes: int, num_loads: int) -> Array:
+    """Return uninitialised records of nodes: what clustering knows of each, in one place.
+
+    An edge has to do with the records of both ends and of both clusters; each is a cache miss where
+    the edges come in random order, so records of up to 64 bytes do not cross a border of a line.
+
+    Args:
+        num_nodes: N.
+        num_loads: L.
+
+    Returns:
+        (N,), with the fields `cluster`, int32; `richest`, int32, its source of highest degree, -1
+        for none; `richest_degree`, int64, -1 for none; `own`, int64 (L,), what the node adds to its
+        cluster's loads; `load`, int64 (L,), those of the cluster of the record's number.
+    """
+    loads = (np.int64, (num_loads,))
+    dtype = np.dtype(
+        [
+            ("cluster", np.int32),
+            ("richest", np.int32),
+            ("richest_degree", np.int64),
+            ("own", *loads),
+            ("load", *loads),
+        ]
+    )
+    raw = np.empty(num_nodes * dtype.itemsize + CACHE_LINE, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
+    return raw[start : start + num_nodes * dtype.itemsize].view(dtype)
 
 
 def place_nodes(
@@ -208,60 +255,60 @@ def count_ids(counts: Array, ids: Array) -> None:
 
 
 def cluster_edges(
-    state: ClusterState, src: Array, dst: Array, *, richest: Array | None = None
+    state: ClusterState, src: Array, dst: Array, *, richest: bool = False, besides: bool = False
 ) -> None:
     """Move ends of edges into the cluster of the other end, edge by edge.
 
-    The end whose cluster has the lower volume moves, if the other cluster has room for it.
+    The end whose cluster has the lower volume moves, of equals the source, if the other cluster has
+    room for it.
 
     Args:
         state: Changed in place.
         src: int32 or int64 (n,).
         dst: As `src`.
-        richest: int32 (N,), -1 for none: for each destination its source of highest volume so far.
+        richest: Whether to note for each destination its source of highest degree so far.
+        besides: Whether to compare what clusters have besides the end.
 
     Raises:
         IndexError: An id or a cluster is out of range.
     """
-    cluster, cluster_load, node_load, limit = map(_tensor, state)
-    kernels.cluster_edges(
-        cluster, cluster_load, _optional(richest), _ids(src), _ids(dst), node_load, limit
-    )
+    nodes, limit = _records(state.nodes), _tensor(state.limit)
+    kernels.cluster_edges(nodes, _ids(src), _ids(dst), limit, richest, besides)
 
 
-def merge_clusters(state: ClusterState, richest: Array) -> None:
+def merge_clusters(state: ClusterState) -> None:
     """Join clusters, the least full first, to that of the richest neighbour of their members.
 
     A cluster joins if both together are within the limits. What came of it is looked at again in
     its turn, with the richer one of both neighbours outside.
 
     Args:
-        state: Changed in place.
-        richest: int32 (N,), as `cluster_edges` leaves it.
+        state: Changed in place. Its nodes know their richest sources.
+
+    Raises:
+        IndexError: A cluster or a richest source is out of range.
+        ValueError: A limit is not positive.
     """
-    cluster, cluster_load, node_load, limit = map(_tensor, state)
-    kernels.merge_clusters(cluster, cluster_load, _tensor(richest), node_load, limit)
+    kernels.merge_clusters(_records(state.nodes), _tensor(state.limit))
 
 
-def count_pairs(
-    pairs: PairCounts, src: Array, dst: Array, cluster: Array, *, num_clusters: int
-) -> None:
+def count_pairs(pairs: PairCounts, src: Array, dst: Array, cluster: Array) -> None:
     """Count, for each pair of different clusters, the edges between them.
 
-    When three quarters of the table are used, it keeps the heavier half of them all, and of those
-    with the least count that is kept, those that a hash of the pair chooses.
+    When three eighths of the slots are used, it keeps the heavier pairs, as many as fill a quarter,
+    and of those with the least count that is kept, those that a hash of the pair chooses.
 
     Args:
         pairs: Changed in place.
         src: int32 or int64 (n,).
         dst: As `src`.
-        cluster: int32 (N,), in 0..num_clusters - 1.
-        num_clusters: C.
+        cluster: int32 (N,), in 0..C - 1.
 
     Raises:
         IndexError: An id or a cluster is out of range.
     """
-    kernels.count_pairs(*map(_tensor, pairs), _ids(src), _ids(dst), _tensor(cluster), num_clusters)
+    state = _tensor(pairs.slots), _tensor(pairs.used)
+    kernels.count_pairs(*state, _ids(src), _ids(dst), _tensor(cluster), pairs.num_clusters)
 
 
 def _tensor(array: Array) -> Tensor:
@@ -269,6 +316,11 @@ def _tensor(array: Array) -> Tensor:
         # Memory maps are often read-only, and only read here.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(np.asarray(array))
+
+
+def _records(nodes: Array) -> Tensor:
+    """Return records as int64 (N, W), which share their memory."""
+    return _tensor(nodes.view(np.int64).reshape(len(nodes), nodes.itemsize // 8))
 
 
 def _ids(array: Array) -> Tensor:

@@ -1,7 +1,7 @@
 """Clustering of a stream of edges, edge by edge in plain Python: the oracle of the tests.
 
-Arguments are those of the operators in `csrc/clustering.cpp`; see `gnn_dist.ops.streaming` for what
-they do.
+See `gnn_dist.ops.streaming` for what they do. What `csrc/clustering.cpp` keeps in one record a node
+is here one tensor a field.
 """
 
 import heapq
@@ -25,13 +25,16 @@ def cluster_edges(
     dst: Tensor,
     node_load: Tensor,
     limit: Tensor,
+    besides: bool,
 ) -> None:
     """Move ends of edges into the cluster of the other end."""
     for u, v in zip(src.tolist(), dst.tolist(), strict=True):
         if u == v:
             continue
         a, b = int(cluster[u]), int(cluster[v])
-        mover, to = (u, b) if cluster_load[a, 0] <= cluster_load[b, 0] else (v, a)
+        own = (node_load[u, 0], node_load[v, 0]) if besides else (0, 0)
+        at_u, at_v = cluster_load[a, 0] - own[0], cluster_load[b, 0] - own[1]
+        mover, to = (u, b) if at_u <= at_v else (v, a)
         if a != b and bool((cluster_load[to] + node_load[mover] <= limit).all()):
             cluster_load[cluster[mover]] -= node_load[mover]
             cluster_load[to] += node_load[mover]

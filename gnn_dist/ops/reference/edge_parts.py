@@ -14,7 +14,6 @@ from gnn_dist.ops.reference.words import GOLDEN, row_keys, words
 __all__ = [
     "EdgeState",
     "choose_roots",
-    "cluster_ends",
     "count_ends",
     "dbh_edges",
     "hdrf_edges",
@@ -223,47 +222,13 @@ def hdrf_edges(
 
 
 @operator(_nothing)
-def cluster_ends(
-    cluster: Tensor, volume: Tensor, src: Tensor, dst: Tensor, degree: Tensor, limit: int
-) -> None:
-    """Let one end of each edge join the other's cluster, unless that would be too large.
-
-    The end that has less of its cluster's volume besides itself joins, of equal ones the source.
-
-    Args:
-        cluster: int64 (N,), the cluster of each node, in 0..N-1.
-        volume: int64 (N,), sum of the degrees of each cluster's nodes.
-        src: int32 or int64 (e,).
-        dst: Like `src`.
-        degree: int32 (N,).
-        limit: Clusters of more than this neither give nor take, and none comes to more.
-    """
-    of, size, degrees = cluster.tolist(), volume.tolist(), degree.tolist()
-    for _, (u, v) in _edges(src, dst):
-        joins, stays = u, v
-        if of[u] == of[v]:
-            continue
-        if size[of[v]] - degrees[v] < size[of[u]] - degrees[u]:
-            joins, stays = v, u
-        if size[of[joins]] > limit or size[of[stays]] + degrees[joins] > limit:
-            continue
-        size[of[joins]] -= degrees[joins]
-        size[of[stays]] += degrees[joins]
-        of[joins] = of[stays]
-    cluster.copy_(torch.tensor(of))
-    volume.copy_(torch.tensor(size))
-
-
-@operator(_nothing)
 def two_phase_edges(
     parts: Tensor,
     clones: Tensor,
     loads: Tensor,
     src: Tensor,
     dst: Tensor,
-    degree: Tensor,
-    home: Tensor,
-    volume: Tensor,
+    homes: Tensor,
     limit: int,
     rest: bool,
     key: int,
@@ -282,9 +247,8 @@ def two_phase_edges(
         loads: int64 (P,).
         src: int32 or int64 (e,).
         dst: Like `src`.
-        degree: int32 (N,).
-        home: int32 (N,), the part of each node's cluster.
-        volume: int64 (N,), the volume of each node's cluster.
+        homes: int64 (N, 2), the volume of each node's cluster; and two int32, its part and the
+            node's degree.
         limit: The most edges that a part may have.
         rest: Which of the two.
         key: What ties are broken by.
@@ -292,20 +256,21 @@ def two_phase_edges(
     """
     state = EdgeState(parts, clones, loads, limit)
     draws = _draws(key, first, src.numel())
+    volume, (part_of, degree) = homes[:, 0], homes.view(torch.int32)[:, 2:].T
     for i, (u, v) in _edges(src, dst):
-        homes = int(home[u]), int(home[v])
+        near = int(part_of[u]), int(part_of[v])
         if not rest:
-            if homes[0] == homes[1] and homes[0] in state.open():
-                state.assign(i, (u, v), homes[0])
+            if near[0] == near[1] and near[0] in state.open():
+                state.assign(i, (u, v), near[0])
             else:
                 parts[i] = -1
             continue
         if int(parts[i]) >= 0:
             continue
         held = state.of(u), state.of(v)
-        among = [p for p in homes if p in state.open()]
+        among = [p for p in near if p in state.open()]
         if among:
-            scores = [_home_score(p, (u, v), held, homes, degree, volume) for p in among]
+            scores = [_home_score(p, (u, v), held, near, degree, volume) for p in among]
             keys = [(-s, state.load[p]) for s, p in zip(scores, among, strict=True)]
             part = among[keys.index(min(keys))]
         else:
@@ -318,7 +283,7 @@ def _home_score(
     part: int,
     ends: tuple[int, int],
     held: tuple[set[int], set[int]],
-    homes: tuple[int, int],
+    near: tuple[int, int],
     degree: Tensor,
     volume: Tensor,
 ) -> float:
@@ -328,7 +293,7 @@ def _home_score(
     for node, parts in zip(ends, held, strict=True):
         if part in parts:
             score += 1 + (1 - float(degree[node]) / degrees)
-    for node, home in zip(ends, homes, strict=True):
+    for node, home in zip(ends, near, strict=True):
         if home == part:
             score += float(volume[node]) / volumes
     return score
