@@ -35,6 +35,7 @@ from gnn_dist.errors import InputError, PartitionError, ShardFormatError
 from gnn_dist.graph import CSRFeatures, Graph
 from gnn_dist.partition import Partition, PartitionBook, PartitionQuality
 from gnn_dist.partition_entropy import measure_label_entropy
+from gnn_dist.shard.locks import locked
 from gnn_dist.shard.vertex_cut import write_vertex_cut
 from gnn_dist.shard.writer import MARK_BYTES, ArrayRow, Progress, part_name, write_parts
 
@@ -155,51 +156,66 @@ def write_partition(
     """
     # A link's folder is replaced, not the link to it.
     out = Path(out).resolve() if Path(out).is_symlink() else Path(out)
-    nodes = partition if isinstance(partition, Partition) else partition.nodes
     _check_partition(graph, partition)
     check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
-        if isinstance(partition, Partition):
-            cut = "edge"
-            rows, measured = write_parts(
-                graph, partition, temporary, mark_bytes=mark_bytes, progress=progress
+        with locked(temporary):  # so that nobody takes it for one that was left behind
+            meta = _write_into(
+                temporary, graph, partition, mark_bytes=mark_bytes, progress=progress
             )
-            quality = measured.to_dict()
-        else:
-            quality = measure_edge_quality(graph, partition).to_dict()  # refuses wrong roots
-            cut, rows = "vertex", write_vertex_cut(graph, partition, temporary)
-        quality |= _label_entropy(graph, nodes)
-        meta = Meta(
-            format_version=FORMAT_VERSION,
-            dataset=graph.name,
-            fingerprint=_fingerprint(graph),
-            num_nodes=graph.num_nodes,
-            num_edges=graph.num_edges,
-            num_parts=partition.num_parts,
-            num_features=graph.num_features,
-            num_classes=graph.num_classes,
-            task=graph.task,
-            num_splits=graph.num_splits,
-            node_ptr=tuple(nodes.book.node_ptr.tolist()),
-            cut=cut,
-            symmetric=graph.is_symmetric,
-            partitioner={
-                "method": partition.method,
-                "options": partition.options,
-                "notes": list(partition.notes),
-            },
-            quality=quality,
-            structures=({**EDGES, "rows": STRUCTURE_ROWS[cut]},),
-            arrays=rows,
-        )
-        (temporary / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
-        _move_into_place(temporary, out)
+            _move_into_place(temporary, out)
     except OSError as error:
         raise ShardFormatError(f"cannot write the partition folder {out}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return meta
+
+
+def _write_into(
+    folder: Path,
+    graph: Graph,
+    partition: Partition | EdgePartition,
+    *,
+    mark_bytes: int,
+    progress: Progress,
+) -> Meta:
+    """Write all parts, then `meta.json`."""
+    nodes = partition if isinstance(partition, Partition) else partition.nodes
+    if isinstance(partition, Partition):
+        cut = "edge"
+        rows, measured = write_parts(
+            graph, partition, folder, mark_bytes=mark_bytes, progress=progress
+        )
+        quality = measured.to_dict()
+    else:
+        quality = measure_edge_quality(graph, partition).to_dict()  # refuses wrong roots
+        cut, rows = "vertex", write_vertex_cut(graph, partition, folder)
+    meta = Meta(
+        format_version=FORMAT_VERSION,
+        dataset=graph.name,
+        fingerprint=_fingerprint(graph),
+        num_nodes=graph.num_nodes,
+        num_edges=graph.num_edges,
+        num_parts=partition.num_parts,
+        num_features=graph.num_features,
+        num_classes=graph.num_classes,
+        task=graph.task,
+        num_splits=graph.num_splits,
+        node_ptr=tuple(nodes.book.node_ptr.tolist()),
+        cut=cut,
+        symmetric=graph.is_symmetric,
+        partitioner={
+            "method": partition.method,
+            "options": partition.options,
+            "notes": list(partition.notes),
+        },
+        quality=quality | _label_entropy(graph, nodes),
+        structures=({**EDGES, "rows": STRUCTURE_ROWS[cut]},),
+        arrays=rows,
+    )
+    (folder / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
     return meta
 
 
@@ -294,9 +310,14 @@ def check_target(out: Path, overwrite: bool) -> None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Delete what a process that was killed while it wrote `out` has left beside it."""
+    """Delete what a process that was killed while it wrote `out` has left beside it.
+
+    What a process is still writing stays.
+    """
     for path in out.parent.glob(f".{glob.escape(out.name)}.????????.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        with locked(path) as abandoned:
+            if abandoned:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_into_place(temporary: Path, out: Path) -> None:
