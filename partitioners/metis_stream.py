@@ -142,6 +142,6 @@ def _metis(rows: "Rows", balance: Balance, seed: int) -> Array:
             return run_metis(Path(name), balance, recursive=False, options={"seed": seed}).parts
     except OSError as error:
         raise PartitionError(
-            f"METIS needs a folder for temporary files and a Python that it can start, got {error}: "
-            f"set TMPDIR to a folder with room for {16 * len(rows.indices)} bytes"
+            f"METIS needs a folder for temporary files and a Python that it can start, got "
+            f"{error}: set TMPDIR to a folder with room for {16 * len(rows.indices)} bytes"
         ) from error
