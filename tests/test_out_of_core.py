@@ -223,6 +223,28 @@ def test_a_finished_partition_is_used_again(tmp_path, monkeypatch):
     assert meta.partitioner == {"method": "given", "options": {"seed": 2}, "notes": ["n"]}
 
 
+def test_an_assignment_of_the_edges_alone_is_not_that_of_the_symmetric_graph(tmp_path, monkeypatch):
+    edges = np.array([0, 0, 2, 2]), np.array([1, 1, 3, 3])  # as many edges either way
+    stream = EdgeStream(lambda size: iter([edges]), 4, 4)
+    calls = []
+
+    @dataclass(frozen=True)
+    class Recorded:
+        def __call__(self, held, num_parts):
+            calls.append(held.is_symmetric)
+            return Partition(np.arange(4) % 2, 2)
+
+    def fail(*args, **kwargs):
+        raise ShardFormatError("disk full")
+
+    monkeypatch.setattr("gnn_dist.out_of_core.pipeline.write_partition", fail)
+    for symmetrize in (False, True):
+        options = StreamOptions(quiet=True, symmetrize=symmetrize)
+        with pytest.raises(ShardFormatError, match="disk full"):
+            partition_stream(stream, 2, Recorded(), tmp_path / "p", options=options)
+    assert calls == [False, True]
+
+
 def test_the_assignment_of_a_function_is_made_anew(tmp_path, monkeypatch):
     graph = awkward_case("star", 2).graph
     calls = []

@@ -117,7 +117,7 @@ def partition_stream(
             resume=options.resume,
             progress=bars,
         )
-        version = f"{stream.version} {options.partitioner_version}"
+        version = f"{stream.version} {options.symmetrize} {options.partitioner_version}"
         partition = _partition(graph, num_parts, (partitioner, refine), folder, version)
         remove_leftovers(out)
         meta = write_partition(
