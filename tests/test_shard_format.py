@@ -148,6 +148,24 @@ def test_structure_alone_is_enough(tmp_path):
     assert (arrays.x, arrays.owned, arrays.edge) == (None, {}, {})
 
 
+def test_the_fingerprint_is_of_all_that_training_depends_on(tmp_path):
+    base = awkward_case("random partition", 2).graph
+    weights = np.linspace(0.5, 1.5, base.num_edges)
+    changed = [
+        base,
+        base.replace(y=(base.y + 1) % 3),
+        base.replace(x=base.x + 1),
+        base.replace(edge_weight=weights),
+        base.replace(edge_weight=weights + 1),
+    ]
+    assignment = Partition(np.arange(base.num_nodes) % 2, 2)
+    made = [
+        write_partition(graph, assignment, tmp_path / str(i)).fingerprint
+        for i, graph in enumerate(changed)
+    ]
+    assert len(set(made)) == len(made)
+
+
 def test_fingerprint_is_of_the_graph_not_of_the_partition(tmp_path):
     graph = small_graph()
     metas = [
