@@ -223,6 +223,26 @@ def test_a_finished_partition_is_used_again(tmp_path, monkeypatch):
     assert meta.partitioner == {"method": "given", "options": {"seed": 2}, "notes": ["n"]}
 
 
+def test_an_assignment_of_other_parts_is_not_used_again(tmp_path, monkeypatch):
+    graph = awkward_case("random partition", 2).graph
+    calls = []
+
+    @dataclass(frozen=True)
+    class Recorded:
+        def __call__(self, held, num_parts):
+            calls.append(num_parts)
+            return Partition(np.arange(30) % 2, num_parts)
+
+    def fail(*args, **kwargs):
+        raise ShardFormatError("disk full")
+
+    monkeypatch.setattr("gnn_dist.out_of_core.pipeline.write_partition", fail)
+    for num_parts in (2, 2, 3):
+        with pytest.raises(ShardFormatError, match="disk full"):
+            partition_stream(stream_of(graph), num_parts, Recorded(), tmp_path / "p", options=QUIET)
+    assert calls == [2, 3]
+
+
 def test_an_assignment_of_the_edges_alone_is_not_that_of_the_symmetric_graph(tmp_path, monkeypatch):
     edges = np.array([0, 0, 2, 2]), np.array([1, 1, 3, 3])  # as many edges either way
     stream = EdgeStream(lambda size: iter([edges]), 4, 4)
