@@ -191,7 +191,10 @@ def _read_parquet(path: Path) -> EdgeList:
             "pip install gnn-dist[parquet]"
         ) from error
     try:
-        table = pyarrow.parquet.read_table(path)
+        # The names first: two columns of one name cannot be read as a table.
+        names = pyarrow.parquet.read_schema(path).names
+        choose_columns(names, len(names), str(path))
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"{path} must be a Parquet file, got a damaged one: {error}") from error
     columns = choose_columns(table.column_names, table.num_columns, str(path))

@@ -56,7 +56,7 @@ def open_edge_stream(
     path: str | Path,
     *,
     num_nodes: int | None = None,
-    id_dtype: str = "int32",
+    id_dtype: str = "auto",
     name: str = "",
 ) -> EdgeStream:
     """Open an edge file, a folder of them, or all files that a pattern matches.
@@ -64,7 +64,8 @@ def open_edge_stream(
     Args:
         path: As the table above has it.
         num_nodes: N; by default that of the node data, else found by a pass.
-        id_dtype: Of `.bin` files: `int32` or `int64`.
+        id_dtype: Of `.bin` files: `int32`, `int64`, or `auto`: int32, unless the file looks like
+            the other, which is then refused.
         name: The dataset's name; by default the file's or folder's.
 
     Raises:
@@ -75,7 +76,8 @@ def open_edge_stream(
     files = tuple(open_file(p, id_dtype) for p in paths)
     if num_nodes is None and paths[0].name == OGB_EDGES:
         num_nodes = _ogb_num_nodes(paths[0].with_name(OGB_NODES))
-    fields = _node_data(paths)
+    beside = _files_of_nodes(paths)
+    fields = {key: read_npy(p, mapped=True) for key, p in beside.items()}
     if num_nodes is None:
         num_nodes = next((len(v) for v in fields.values()), None)
     counts = [file.num_edges for file in files]
@@ -91,7 +93,7 @@ def open_edge_stream(
             num_nodes,
             num_edges,
             name=name or _name_of(Path(path)),
-            version=_version(paths),
+            version=_version([*paths, *beside.values()]),
             **nodes,
         )
 
@@ -108,21 +110,27 @@ def write_edges(stream: EdgeStream, path: str | Path, *, id_dtype: str = "int32"
         The number of edges.
 
     Raises:
-        DatasetError: An id does not fit the dtype.
+        DatasetError: An id does not fit the dtype, the name does not end in `.bin`, or the file
+            cannot be written.
     """
     path, dtype = Path(path), np.dtype(f"<{np.dtype(id_dtype).str[1:]}")
     if stream.num_nodes - 1 > np.iinfo(dtype).max:
         raise DatasetError(
             f"{path} cannot hold ids up to {stream.num_nodes - 1} in {id_dtype}: write int64"
         )
+    if suffix_of(path) != ".bin":
+        raise DatasetError(f"{path} must end in .bin, as files of integer pairs do: rename it")
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
             for src, dst in stream.chunks():
                 file.write(np.stack([src, dst], axis=1).astype(dtype, copy=False).data)
         temporary.replace(path)
+    except OSError as error:
+        raise DatasetError(f"cannot write {path}: {error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.is_file():
+            temporary.unlink()
     return stream.num_edges
 
 
@@ -158,14 +166,14 @@ def _of_one_kind(path: Path, found: list[Path]) -> list[Path]:
     return found
 
 
-def _node_data(paths: Sequence[Path]) -> dict[str, Any]:
+def _files_of_nodes(paths: Sequence[Path]) -> dict[str, Path]:
     alone = len(paths) == 1 and paths[0].stem != "edges"
     prefix = f"{paths[0].name.split('.')[0]}." if alone else ""
     beside = files_beside(paths[0], prefix=prefix)
     sparse = [path for path in beside.values() if path.suffix == ".npz"]
     if sparse:
         raise DatasetError(f"{sparse[0]} must be dense to be streamed: save it as x.npy")
-    return {key: read_npy(p, mapped=True) for key, p in beside.items() if key in NODE_FIELDS}
+    return {key: path for key, path in beside.items() if key in NODE_FIELDS}
 
 
 def _checked_nodes(fields: dict[str, Any], num_nodes: int) -> dict[str, Any]:

@@ -22,9 +22,14 @@ Array = NDArray[Any]
 EdgeChunks = Iterator[tuple[Array, Array]]
 
 SUFFIXES = (".bin", ".npy", ".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
-ID_DTYPES: dict[str, np.dtype[Any]] = {"int32": np.dtype("<i4"), "int64": np.dtype("<i8")}
+ID_DTYPES: dict[str, np.dtype[Any]] = {
+    "auto": np.dtype("<i4"),
+    "int32": np.dtype("<i4"),
+    "int64": np.dtype("<i8"),
+}
 INT64 = np.iinfo(np.int64)
 BLOCK_BYTES = 1 << 24  # of text, parsed together
+PIECE_BYTES = 1 << 12  # of it read at once, which is how closely damage is located
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +78,11 @@ def _open_pairs(path: Path, id_dtype: str) -> EdgeFile:
         raise DatasetError(f"id_dtype must be one of {', '.join(ID_DTYPES)}, got {id_dtype!r}")
     dtype = ID_DTYPES[id_dtype]
     pair, size = 2 * dtype.itemsize, path.stat().st_size
+    if id_dtype == "auto":
+        _refuse_int64(path, size)
     if size % pair:
         raise DatasetError(
-            f"{path} must hold pairs of {id_dtype} ({pair} bytes each), got {size} bytes: it is "
+            f"{path} must hold pairs of {dtype.name} ({pair} bytes each), got {size} bytes: it is "
             f"cut off at byte {size - size % pair}, or of another dtype"
         )
 
@@ -93,6 +100,23 @@ def _open_pairs(path: Path, id_dtype: str) -> EdgeFile:
                 yield np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
 
     return EdgeFile(path, chunks, size // pair, lambda edge: f"byte {edge * pair}")
+
+
+def _refuse_int64(path: Path, size: int) -> None:
+    """Refuse a file whose ids are of 64 bits, by all appearances, where the caller did not say.
+
+    Read as int32, the upper halves of small ids would make every edge end at node 0.
+    """
+    if not size or size % 16:
+        return
+    with path.open("rb") as file:
+        while len(values := np.fromfile(file, "<i4", BLOCK_BYTES // 4)):
+            if values[1::2].any():
+                return
+    raise DatasetError(
+        f"{path} looks like int64 (read as int32, each of its edges ends at node 0): state the "
+        "dtype of its ids, --id-dtype int64 or int32"
+    )
 
 
 def _open_array(path: Path) -> EdgeFile:
@@ -123,7 +147,7 @@ def _open_parquet(path: Path) -> EdgeFile:
             "pip install gnn-dist[parquet]"
         ) from error
     try:
-        file = pyarrow.parquet.ParquetFile(path)
+        file = pyarrow.parquet.ParquetFile(path, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise DatasetError(f"{path} must be a Parquet file, got a damaged one: {error}") from error
     names = file.schema_arrow.names
@@ -202,21 +226,38 @@ class _Text:
 
     def _open(self) -> BinaryIO:
         packed = self.path.suffix.lower() == ".gz"
-        return cast("BinaryIO", gzip.open(self.path) if packed else self.path.open("rb"))
+        try:
+            return cast("BinaryIO", gzip.open(self.path) if packed else self.path.open("rb"))
+        except OSError as error:
+            raise DatasetError(f"{self.path} cannot be read: {error}") from error
 
     def _blocks(self) -> Iterator[bytes]:
         """Yield whole lines, about `BLOCK_BYTES` at a time."""
-        done = 0
+        with self._open() as file:
+            done, rest = 0, b""
+            while block := self._read(file, done):
+                done += len(block)
+                lines, newline, after = block.rpartition(b"\n")
+                if newline:
+                    yield rest + lines + newline
+                    rest = after
+                else:
+                    rest += block
+            if rest:
+                yield rest + b"\n"
+
+    def _read(self, file: BinaryIO, done: int) -> bytes:
+        """Return the next `BLOCK_BYTES`, or what is left, in small pieces to find damage."""
+        pieces, size = [], 0
         try:
-            with self._open() as file:
-                while block := file.read(BLOCK_BYTES):
-                    block += file.readline()
-                    yield block if block.endswith(b"\n") else block + b"\n"
-                    done += len(block)
+            while size < BLOCK_BYTES and (piece := file.read(min(PIECE_BYTES, BLOCK_BYTES - size))):
+                pieces.append(piece)
+                size += len(piece)
         except (OSError, EOFError, zlib.error) as error:
             raise DatasetError(
-                f"{self.path} is damaged or cut off behind byte {done} of its text: {error}"
+                f"{self.path} is damaged or cut off behind byte {done + size} of its text: {error}"
             ) from error
+        return b"".join(pieces)
 
     def _fields(self, raw: bytes) -> list[str]:
         try:
@@ -253,7 +294,9 @@ class _Text:
         mark, text = self.delimiter.encode(), np.frombuffer(block, np.uint8)
         marks = text[(text == mark[0]) | (text == ord("\n"))]
         in_turn = (marks[::2] == mark[0]).all() and (marks[1::2] == ord("\n")).all()
-        if len(marks) % 2 or not in_turn or b" " in block:
+        # Other blanks than those at a line's end would part numbers just as the mark does.
+        blanks = np.count_nonzero(text <= ord(" ")) - np.count_nonzero(marks <= ord(" "))
+        if len(marks) % 2 or not in_turn or blanks != block.count(b"\r\n"):
             return None
         try:
             with warnings.catch_warnings():

@@ -120,7 +120,7 @@ class SbmStream:
         )
 
 
-def open_stream(name: str, *, num_nodes: int | None = None, id_dtype: str = "int32") -> EdgeStream:
+def open_stream(name: str, *, num_nodes: int | None = None, id_dtype: str = "auto") -> EdgeStream:
     """Open a stream by name or path.
 
     Args:
@@ -129,7 +129,8 @@ def open_stream(name: str, *, num_nodes: int | None = None, id_dtype: str = "int
         id_dtype: Of `.bin` files.
 
     Raises:
-        DatasetError: There is no such stream or file, or it is damaged.
+        DatasetError: There is no such stream or file, or it is damaged; or a random graph, which
+            has its own N, is given another.
 
     Example:
         >>> open_stream("rmat:scale=10,degree=4,symmetric=true").num_edges
@@ -138,6 +139,11 @@ def open_stream(name: str, *, num_nodes: int | None = None, id_dtype: str = "int
     word, _, text = name.partition(":")
     for source in (RmatStream(), SbmStream()):
         if source.word == word.lower():
+            if num_nodes is not None or id_dtype != "auto":
+                raise DatasetError(
+                    f"num_nodes and id_dtype are of files, and {source.word} is drawn: say what it "
+                    "is to be behind its name, as in rmat:scale=20 or sbm:nodes=1000"
+                )
             made = configure(source, source.word, text or None)  # type: ignore[arg-type]
             return made.stream()  # type: ignore[attr-defined,no-any-return]
     return open_edge_stream(name, num_nodes=num_nodes, id_dtype=id_dtype)

@@ -17,9 +17,12 @@ __all__ = [
     "DEFAULT_BALANCE",
     "Balance",
     "Counted",
+    "check_shares",
+    "column_files",
     "hub_notes",
     "make_balance",
     "parse_constraints",
+    "read_column",
 ]
 
 Array = NDArray[Any]
@@ -171,11 +174,7 @@ def make_balance(
     Raises:
         PartitionError: A constraint or the number of shares does not fit the graph.
     """
-    if part_weights and len(part_weights) != num_parts:
-        raise PartitionError(
-            f"part_weights must have one share for each of {num_parts} parts, got "
-            f"{len(part_weights)}"
-        )
+    check_shares(part_weights, num_parts)
     shares = np.array(part_weights or [1.0] * num_parts, np.float64)
     kept, columns = [], []
     for name, tolerance in parse_constraints(balance, imbalance):
@@ -191,6 +190,56 @@ def make_balance(
         targets=shares / shares.sum(),
         imbalance=np.array([tolerance for _, tolerance in kept], np.float64),
     )
+
+
+def check_shares(part_weights: tuple[float, ...], num_parts: int) -> None:
+    """Check that there is a share for each part, or none at all.
+
+    Raises:
+        PartitionError: There is another number of them.
+    """
+    if part_weights and len(part_weights) != num_parts:
+        raise PartitionError(
+            f"part_weights must have one share for each of {num_parts} parts, got "
+            f"{len(part_weights)}"
+        )
+
+
+def column_files(balance: str) -> tuple[Path, ...]:
+    """Return the files among the constraints.
+
+    Example:
+        >>> [str(path) for path in column_files("nodes,cost.npy:0.1")]
+        ['cost.npy']
+    """
+    names = [name for name, _ in parse_constraints(balance, 0.0)]
+    return tuple(Path(name) for name in names if name not in CONSTRAINTS)
+
+
+def read_column(path: Path, num_nodes: int) -> Array:
+    """Return int64 (N,), the weights in a file.
+
+    Raises:
+        PartitionError: The file is missing or damaged, or holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            # Of an .npz, np.load would return an archive.
+            values: Array = np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        raise PartitionError(
+            f"cannot read the weights to balance from {path}, which must be an .npy file: {error}"
+        ) from error
+    if values.shape != (num_nodes,) or values.dtype.kind not in "iub":
+        raise PartitionError(
+            f"{path} must hold one integer for each of {num_nodes} nodes, got shape "
+            f"{values.shape} of {values.dtype}"
+        )
+    column: Array = values.astype(np.int64)
+    # Sums must stay exact, in doubles too.
+    if (column < 0).any() or column.astype(np.float64).sum() >= 2.0**52:
+        raise PartitionError(f"{path} must hold weights from 0 whose sum is below 2^52")
+    return column
 
 
 def hub_notes(balance: Balance) -> tuple[str, ...]:
@@ -220,24 +269,7 @@ def _column(graph: Counted, name: str) -> Array | None:
         if mask is None:
             return None
         return np.asarray(mask if mask.ndim == 1 else mask[:, 0]).astype(np.int64)
-    return _column_file(Path(name), graph.num_nodes)
-
-
-def _column_file(path: Path, num_nodes: int) -> Array:
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise PartitionError(f"cannot read the weights to balance from {path}: {error}") from error
-    if values.shape != (num_nodes,) or values.dtype.kind not in "iub":
-        raise PartitionError(
-            f"{path} must hold one integer for each of {num_nodes} nodes, got shape "
-            f"{values.shape} of {values.dtype}"
-        )
-    column: Array = values.astype(np.int64)
-    # Sums must stay exact, in doubles too.
-    if (column < 0).any() or column.astype(np.float64).sum() >= 2.0**52:
-        raise PartitionError(f"{path} must hold weights from 0 whose sum is below 2^52")
-    return column
+    return read_column(Path(name), graph.num_nodes)
 
 
 def _is_number(text: str) -> bool:

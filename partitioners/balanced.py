@@ -14,9 +14,12 @@ from gnn_dist.partitioners.balance import (
     DEFAULT_BALANCE,
     Balance,
     Counted,
+    check_shares,
+    column_files,
     hub_notes,
     make_balance,
     parse_constraints,
+    read_column,
 )
 from gnn_dist.partitioners.options import check_number
 from gnn_dist.partitioners.refine import repair
@@ -49,10 +52,24 @@ class BalanceOptions:
         imbalance = check_number("imbalance", self.imbalance, 0.0, 1000.0)
         object.__setattr__(self, "imbalance", imbalance)
         parse_constraints(self.balance, imbalance)
+        if not isinstance(self.part_weights, list | tuple | np.ndarray):
+            raise PartitionError(
+                f"part_weights must be numbers, one for each part, got {self.part_weights!r}"
+            )
         shares = tuple(check_number("part_weights", w, 0.0, 1e300) for w in self.part_weights)
         if shares and not all(share > 0 for share in shares):
             raise PartitionError(f"part_weights must be positive, got {list(shares)}")
         object.__setattr__(self, "part_weights", shares)
+
+    def check(self, num_nodes: int, num_parts: int) -> None:
+        """Check what can be checked without a graph.
+
+        Raises:
+            PartitionError: A file of weights or the number of shares does not fit.
+        """
+        check_shares(self.part_weights, num_parts)
+        for path in column_files(self.balance):
+            read_column(path, num_nodes)
 
     def balance_of(self, graph: Counted, num_parts: int) -> Balance:
         """Return the constraints on a graph.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gnn_dist.errors import PartitionError
 from gnn_dist.partitioners.balance import Balance
 from gnn_dist.partitioners.child_process import run_metis, write_integers
 from gnn_dist.partitioners.clustered import Clustered
@@ -129,10 +130,19 @@ def _metis(rows: "Rows", balance: Balance, seed: int) -> Array:
 
     Returns:
         int32 (C,).
+
+    Raises:
+        PartitionError: There is no room for temporary files, or METIS failed.
     """
     vectors = {"indptr": rows.indptr, "indices": rows.indices, "edge_weight": rows.edge_weight}
-    with tempfile.TemporaryDirectory(prefix="gnn-dist-metis-") as name:
-        for vector, values in vectors.items():
-            with (Path(name) / f"{vector}.int64").open("wb") as file:
-                write_integers(file, np.asarray(values))
-        return run_metis(Path(name), balance, recursive=False, options={"seed": seed}).parts
+    try:
+        with tempfile.TemporaryDirectory(prefix="gnn-dist-metis-") as name:
+            for vector, values in vectors.items():
+                with (Path(name) / f"{vector}.int64").open("wb") as file:
+                    write_integers(file, np.asarray(values))
+            return run_metis(Path(name), balance, recursive=False, options={"seed": seed}).parts
+    except OSError as error:
+        raise PartitionError(
+            f"METIS needs a folder for temporary files and a Python that it can start, got "
+            f"{error}: set TMPDIR to a folder with room for {16 * len(rows.indices)} bytes"
+        ) from error

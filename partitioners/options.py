@@ -4,7 +4,7 @@ from operator import index
 
 from gnn_dist.errors import PartitionError
 
-__all__ = ["check_choice", "check_integer", "check_number"]
+__all__ = ["check_choice", "check_flag", "check_integer", "check_number"]
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
@@ -16,6 +16,17 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in choices:
         expected = " or ".join(repr(c) for c in choices)
         raise PartitionError(f"{name} must be {expected}, got {value!r}")
+    return value
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return True or False. Nothing else is taken, since any text would count as True.
+
+    Raises:
+        PartitionError: The value is neither.
+    """
+    if not isinstance(value, bool):
+        raise PartitionError(f"{name} must be true or false, got {value!r}")
     return value
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from gnn_dist.partitioners.metis import Metis
 from gnn_dist.partitioners.metis_ew import MetisEW
 from gnn_dist.partitioners.metis_stream import MetisStream
 from gnn_dist.partitioners.mtkahypar import MtKaHyPar
-from gnn_dist.partitioners.options import check_integer
+from gnn_dist.partitioners.options import check_flag, check_integer
 from gnn_dist.partitioners.protocol import EdgePartitioner, Partitioner
 from gnn_dist.partitioners.random_hash import RandomHash
 from gnn_dist.partitioners.refine import refine
@@ -64,6 +64,20 @@ def available() -> dict[str, type[AnyPartitioner]]:
     return dict(sorted(algorithms.items()))
 
 
+class Named(Protocol):
+    """What is known of a graph before its edges are."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        ...
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A partitioner with what comes before and after it: checks, machines, refinement.
@@ -80,6 +94,7 @@ class Pipeline:
     machines: int = 1
 
     def __post_init__(self) -> None:
+        check_flag("refine", self.refine)
         name = self.partitioner.name
         if getattr(self.partitioner, "cut", "edge") == "vertex" and (
             self.refine or self.machines != 1
@@ -100,11 +115,7 @@ class Pipeline:
             PartitionError: `num_parts` does not fit the graph, the method failed, or what it
                 returned is no partition of the graph.
         """
-        num_parts = _checked_num_parts(graph, num_parts)
-        if self.machines > num_parts:
-            raise PartitionError(
-                f"machines must be at most the number of parts, got {self.machines} for {num_parts}"
-            )
+        num_parts = self.check(graph, num_parts)
         made = self._made(graph, num_parts)
         _check_result(made, graph, num_parts, self.partitioner)
         notes = made.notes
@@ -115,6 +126,25 @@ class Pipeline:
         options |= {"refine": True} if self.refine else {}
         options |= {"machines": self.machines} if self.machines > 1 else {}
         return replace(made, method=self.partitioner.name, options=options, notes=notes)
+
+    def check(self, graph: Named, num_parts: int) -> int:
+        """Check what does not need the edges, and return P as a plain integer.
+
+        Args:
+            graph: A graph, or a stream whose edges are yet to be sorted.
+            num_parts: P.
+
+        Raises:
+            PartitionError: `num_parts`, shares or a file of weights do not fit the graph.
+        """
+        num_parts = _checked_num_parts(graph, num_parts)
+        if self.machines > num_parts:
+            raise PartitionError(
+                f"machines must be at most the number of parts, got {self.machines} for {num_parts}"
+            )
+        if isinstance(self.partitioner, BalanceOptions):
+            self.partitioner.check(graph.num_nodes, num_parts)
+        return num_parts
 
     def _made(self, graph: Graph, num_parts: int) -> Partition | EdgePartition:
         if self.machines > 1:
@@ -185,7 +215,7 @@ def partition_graph(
     return make_pipeline(method, refine=refine, machines=machines, **options)(graph, num_parts)
 
 
-def _checked_num_parts(graph: Graph, num_parts: object) -> int:
+def _checked_num_parts(graph: Named, num_parts: object) -> int:
     if not graph.num_nodes:
         raise PartitionError(
             f"the graph must have at least one node to be partitioned, got {graph.name!r} with none"

@@ -1,5 +1,6 @@
 """Partition folders of other systems: everything arrives, and their own readers agree."""
 
+import hashlib
 import importlib.util
 import json
 import warnings
@@ -382,6 +383,67 @@ def test_damaged_files_are_named(tmp_path, pyg_folder, file, harm):
         path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ShardFormatError, match=file):
         convert_folder(pyg_folder, "gnn-dist", tmp_path / "back")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_parts", 2**40),
+        ("num_parts", 0),
+        ("num_parts", "2"),
+        ("gnn_dist", 3),
+        ("gnn_dist", {"notes": 1}),
+        ("gnn_dist", {"num_classes": "x"}),
+        ("gnn_dist", {"options": []}),
+    ],
+)
+def test_odd_metadata_is_named(pyg_folder, key, value):
+    path = pyg_folder / "META.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    with pytest.raises(ShardFormatError, match=r"META\.json is .*damaged"):
+        read_pyg(pyg_folder)
+
+
+def test_arrays_that_do_not_fit_each_other_are_named(pyg_folder):
+    path = pyg_folder / "part_0/graph.pt"
+    graph = torch.load(path)
+    torch.save({**graph, "row": graph["row"][:-1]}, path)
+    with pytest.raises(ShardFormatError, match="part_0 is damaged"):
+        list(read_pyg(pyg_folder).parts())
+
+
+def test_nodes_outside_the_graph_are_named(tmp_path):
+    graph, partition = awkward_case("star", 2)[1:]
+    gd.write_partition(graph, partition, tmp_path / "p")
+    path, meta = tmp_path / "p/part-0000/node_id.npy", tmp_path / "p/meta.json"
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    np.save(path, np.load(path) + 1000)
+    after = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(ShardFormatError, match=r"node_id\.npy is damaged"):
+        read_own(tmp_path / "p")
+    meta.write_text(meta.read_text().replace(before, after))
+    with pytest.raises(ShardFormatError, match=r"node_id\.npy must hold ids in 0\.\.24"):
+        read_own(tmp_path / "p")
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    graph, partition = awkward_case("star", 2)[1:]
+    gd.write_partition(graph, partition, tmp_path / "p")
+
+    def full(*args):
+        raise RuntimeError("unexpected pos 832 vs 726")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(ShardFormatError, match=r"cannot write the folder .*unexpected pos"):
+        convert_folder(tmp_path / "p", "pyg", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
+def test_vertex_cuts_are_not_converted(tmp_path):
+    graph = awkward_case("star", 2).graph
+    gd.write_partition(graph, gd.partition_graph(graph, 2, "hdrf"), tmp_path / "p")
+    with pytest.raises(ShardFormatError, match="is a vertex-cut partition"):
+        convert_folder(tmp_path / "p", "pyg", tmp_path / "out")
 
 
 def test_heterogeneous_folders_are_refused(tmp_path, pyg_folder):

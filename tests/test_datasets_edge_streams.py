@@ -1,16 +1,19 @@
 """Edge files as streams: every format gives the same edges, and damage names its place."""
 
 import gzip
+import os
 
 import numpy as np
 import pytest
 
 from gnn_dist.datasets import stream_files
+from gnn_dist.datasets.edge_files import read_edges
 from gnn_dist.datasets.edge_streams import open_edge_stream, write_edges
 from gnn_dist.datasets.synthetic_streams import open_stream
 from gnn_dist.edge_stream import EdgeStream
 from gnn_dist.errors import DatasetError
 
+NUMBERS = b"".join(b"%d,%d\n" % (i * i % 9973, i) for i in range(15000))
 EDGES = np.array([[0, 3], [2, 1], [4, 4], [2, 1], [1, 0]])
 
 
@@ -151,11 +154,14 @@ def test_node_data_are_mapped(tmp_path):
         ("e.csv", b"0,1\n1,2,3\n4\n", "line 2 must have 2 values, got 3"),
         ("e.csv", b"0,1\n1,\n", "line 2 must hold whole numbers"),
         ("e.csv", b"0,1\n1 2,3\n", "line 2 must hold whole numbers.*'1 2'"),
+        ("e.csv", b"0,1\n1\t2,\n3,4\n", r"line 2 must hold whole numbers.*'1\\t2'"),
+        ("e.csv", b"0,1\r\n1\v2,\n3,4\n", r"line 2 must hold whole numbers.*'1\\x0b2'"),
+        ("e.bin", np.array([7, 0, 1, 2], "<i8").tobytes(), "looks like int64.*--id-dtype int64"),
         ("e.csv", b"0,1\n1,9223372036854775808\n", "line 2 must hold whole numbers"),
         ("e.csv", b"a,b\n# c\n0,1\n1,-2\n", "line 4: .*got 1 -> -2"),
         ("e.csv", b"0,1\n\xff\n", "UTF-8"),
         ("e.csv", b"0\n", "two columns"),
-        ("e.csv.gz", gzip.compress(b"0,1\n" * 9999)[:-20], "cut off behind byte"),
+        ("e.csv.gz", gzip.compress(NUMBERS)[:-200], r"cut off behind byte 1[45]\d{4} "),
         ("e.csv.gz", b"0,1\n", "damaged or cut off behind byte 0"),
         ("e.npy", b"nothing", "readable .npy"),
         ("e.parquet", b"nothing", "Parquet|pyarrow"),
@@ -193,6 +199,61 @@ def test_wrong_arrays_are_refused(tmp_path):
     (tmp_path / "e.bin").write_bytes(b"")
     with pytest.raises(DatasetError, match="id_dtype"):
         open_edge_stream(tmp_path / "e.bin", id_dtype="int16")
+
+
+def test_a_star_may_be_read_as_int32(tmp_path):
+    np.array([[7, 0], [1, 0]], "<i4").tofile(tmp_path / "e.bin")
+    stream = open_edge_stream(tmp_path / "e.bin", id_dtype="int32")
+    assert listed(stream).tolist() == [[7, 0], [1, 0]]
+
+
+def test_a_flipped_bit_in_parquet_is_found(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "edges.parquet"
+    table = pa.table({"src": np.arange(99), "dst": np.arange(99)})
+    pq.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[content.index(np.arange(50, 60).tobytes())] ^= 1
+    path.write_bytes(content)
+    for read in (lambda: list(open_edge_stream(path).chunks()), lambda: read_edges(path)):
+        with pytest.raises(DatasetError, match="damaged"):
+            read()
+
+
+def test_columns_of_one_name_are_refused_in_one_line(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "edges.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["src", "src"]), path)
+    for read in (open_edge_stream, read_edges):
+        with pytest.raises(DatasetError, match=r"^[^\n]*must name one column src[^\n]*$"):
+            read(path)
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    stream = open_stream("rmat:scale=4")
+    with pytest.raises(DatasetError, match=r"must end in \.bin"):
+        write_edges(stream, tmp_path / "e.csv")
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.bin").mkdir()
+    for name in ("file/e.bin", "absent/e.bin", "folder.bin"):
+        with pytest.raises(DatasetError, match=f"cannot write .*{name}"):
+            write_edges(stream, tmp_path / name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.bin"]
+
+
+def test_the_version_follows_node_data(tmp_path):
+    WRITERS["e.bin"](tmp_path / "edges.bin", EDGES)
+    np.save(tmp_path / "train_mask.npy", np.arange(5) < 2)
+    first = open_edge_stream(tmp_path).version
+    np.save(tmp_path / "train_mask.npy", np.arange(5).astype(np.int16) < 3)
+    os.utime(tmp_path / "train_mask.npy", (1, 1))
+    assert open_edge_stream(tmp_path).version != first
+
+
+@pytest.mark.parametrize("options", [{"num_nodes": 5}, {"id_dtype": "int64"}])
+def test_options_of_files_are_not_of_drawn_graphs(options):
+    with pytest.raises(DatasetError, match="rmat is drawn"):
+        open_stream("rmat:scale=4", **options)
 
 
 def test_versions_follow_the_files(tmp_path):

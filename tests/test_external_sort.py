@@ -132,6 +132,21 @@ def test_work_on_other_data_is_not_continued(tmp_path):
     check_same(made, graph_from_edges([0, 0], [1, 0], num_nodes=3))
 
 
+def test_an_interrupted_sort_of_other_data_spoils_nothing(tmp_path):
+    src, dst = [0, 1, 2, 0], [1, 2, 3, 3]
+    stream = stream_from(src, dst, 4)
+
+    def kill(name, done, total):
+        if name == "sort":
+            raise Killed
+
+    external_sort(stream, tmp_path / "w")
+    with pytest.raises(Killed):  # when all files are written, before the stamp is
+        external_sort(stream, tmp_path / "w", symmetrize=True, progress=kill)
+    made, _ = external_sort(stream, tmp_path / "w")
+    check_same(made, graph_from_edges(src, dst, num_nodes=4))
+
+
 def test_a_damaged_stamp_counts_as_none(tmp_path):
     stream = stream_from([0, 1], [1, 2], 3)
     external_sort(stream, tmp_path / "w")

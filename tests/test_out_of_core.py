@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,11 +18,12 @@ from gnn_dist.arrays import csr_take
 from gnn_dist.edge_stream import EdgeStream, GraphOnDisk, stream_of
 from gnn_dist.errors import ConfigError, PartitionError, ShardFormatError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, graph_from_edges
-from gnn_dist.out_of_core import StreamOptions, make_plan, parse_size, partition_stream
+from gnn_dist.out_of_core import StreamOptions, make_plan, parse_size, partition_stream, plan
 from gnn_dist.out_of_core.progress import ProgressBars
 from gnn_dist.partition import Partition, measure_quality
 from gnn_dist.shard import writer
-from gnn_dist.shard.format import read_meta, write_partition
+from gnn_dist.shard.format import read_meta, remove_leftovers, write_partition
+from gnn_dist.shard.locks import locked
 
 QUIET = StreamOptions(quiet=True)
 
@@ -221,6 +223,48 @@ def test_a_finished_partition_is_used_again(tmp_path, monkeypatch):
     assert meta.partitioner == {"method": "given", "options": {"seed": 2}, "notes": ["n"]}
 
 
+def test_an_assignment_of_other_parts_is_not_used_again(tmp_path, monkeypatch):
+    graph = awkward_case("random partition", 2).graph
+    calls = []
+
+    @dataclass(frozen=True)
+    class Recorded:
+        def __call__(self, held, num_parts):
+            calls.append(num_parts)
+            return Partition(np.arange(30) % 2, num_parts)
+
+    def fail(*args, **kwargs):
+        raise ShardFormatError("disk full")
+
+    monkeypatch.setattr("gnn_dist.out_of_core.pipeline.write_partition", fail)
+    for num_parts in (2, 2, 3):
+        with pytest.raises(ShardFormatError, match="disk full"):
+            partition_stream(stream_of(graph), num_parts, Recorded(), tmp_path / "p", options=QUIET)
+    assert calls == [2, 3]
+
+
+def test_an_assignment_of_the_edges_alone_is_not_that_of_the_symmetric_graph(tmp_path, monkeypatch):
+    edges = np.array([0, 0, 2, 2]), np.array([1, 1, 3, 3])  # as many edges either way
+    stream = EdgeStream(lambda size: iter([edges]), 4, 4)
+    calls = []
+
+    @dataclass(frozen=True)
+    class Recorded:
+        def __call__(self, held, num_parts):
+            calls.append(held.is_symmetric)
+            return Partition(np.arange(4) % 2, 2)
+
+    def fail(*args, **kwargs):
+        raise ShardFormatError("disk full")
+
+    monkeypatch.setattr("gnn_dist.out_of_core.pipeline.write_partition", fail)
+    for symmetrize in (False, True):
+        options = StreamOptions(quiet=True, symmetrize=symmetrize)
+        with pytest.raises(ShardFormatError, match="disk full"):
+            partition_stream(stream, 2, Recorded(), tmp_path / "p", options=options)
+    assert calls == [False, True]
+
+
 def test_the_assignment_of_a_function_is_made_anew(tmp_path, monkeypatch):
     graph = awkward_case("star", 2).graph
     calls = []
@@ -281,6 +325,98 @@ def test_a_plan_keeps_to_the_limit_or_says_what_is_needed(tmp_path):
     vast = EdgeStream(lambda size: iter(()), 1 << 30, 1 << 50)
     with pytest.raises(ConfigError, match="of disk under"):
         make_plan(vast, 8, tmp_path / "p")
+
+
+def test_room_is_looked_for_where_it_is_needed(tmp_path, monkeypatch):
+    stream = EdgeStream(lambda size: iter(()), 1 << 20, 1 << 24)
+    work, out = tmp_path / "disk/work", tmp_path / "p"
+    work.mkdir(parents=True)
+    needed = make_plan(stream, 2, out).work_bytes
+    devices = {}
+    real = os.stat
+
+    def stat(path, *args, **kwargs):
+        found = real(path, *args, **kwargs)
+        number = devices.get(str(path), found.st_dev)
+        return SimpleNamespace(st_dev=number, st_mode=found.st_mode, st_blocks=found.st_blocks)
+
+    room = {str(work): needed, str(tmp_path): 1 << 40}
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda p: SimpleNamespace(free=room[str(p)]))
+    monkeypatch.setattr(Path, "stat", lambda self, **kwargs: stat(self, **kwargs))
+    devices[str(work)] = -1
+    make_plan(stream, 2, out, work=work)
+    room[str(work)] -= 1 << 20
+    with pytest.raises(ConfigError, match=r"disk under .*work, got .*choose another --work"):
+        make_plan(stream, 2, out, work=work)
+    (work / "spill.bin").write_bytes(bytes(1 << 20))  # what is there is not needed again
+    make_plan(stream, 2, out, work=work)
+    room[str(tmp_path)] = 1 << 20
+    with pytest.raises(ConfigError, match="choose another --out"):
+        make_plan(stream, 2, out, work=work)
+
+
+@pytest.mark.parametrize("file", ["spill.bin", "table.npy", "indptr.npy", "indices.bin"])
+def test_a_full_disk_is_one_sentence_and_work_goes_on(tmp_path, file):
+    graph, partition = awkward_case("random partition", 2)[1:]
+    algorithm = Given(tuple(partition.assignment.tolist()))
+    work = tmp_path / "work"
+    options = StreamOptions(quiet=True, work=work)
+    work.mkdir()
+    (work / "gnn-dist-work").touch()
+    (work / file).symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"with the work folder .*work: .*No space left"):
+        partition_stream(stream_of(graph), 2, algorithm, tmp_path / "p", options=options)
+    (work / file).unlink()
+    partition_stream(stream_of(graph), 2, algorithm, tmp_path / "p", options=options)
+    check_folder(tmp_path / "p", graph, partition)
+
+
+def test_no_page_of_a_new_file_is_mapped(tmp_path, monkeypatch):
+    """Where the disk is full, touching such a page ends the process by a signal."""
+
+    open_memmap = np.lib.format.open_memmap
+
+    def reading(*args, **kwargs):
+        assert kwargs.get("mode") == "r"
+        return open_memmap(*args, **kwargs)
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", reading)
+    graph, partition = awkward_case("random partition", 2)[1:]
+    algorithm = Given(tuple(partition.assignment.tolist()))
+    partition_stream(stream_of(graph), 2, algorithm, tmp_path / "p", options=QUIET)
+
+
+@pytest.mark.parametrize("work", ["file", "file/work"])
+def test_a_work_folder_that_cannot_be_made_is_named(tmp_path, work):
+    (tmp_path / "file").touch()
+    options = StreamOptions(quiet=True, work=tmp_path / work)
+    stream = stream_of(awkward_case("star", 2).graph)
+    with pytest.raises(ConfigError, match=f"work folder .*{work}"):
+        partition_stream(stream, 2, Given((0,) * 25), tmp_path / "p", options=options)
+
+
+def test_two_processes_do_not_share_a_work_folder(tmp_path):
+    graph = awkward_case("star", 2).graph
+    algorithm = Given((0, 1) * 12 + (0,))
+    folder = tmp_path / ".p.work"
+    folder.mkdir()
+    with locked(folder), pytest.raises(ConfigError, match="another process is at work in"):
+        partition_stream(stream_of(graph), 2, algorithm, tmp_path / "p", options=QUIET)
+    partition_stream(stream_of(graph), 2, algorithm, tmp_path / "p", options=QUIET)
+
+
+def test_what_another_process_is_writing_is_no_leftover(tmp_path, monkeypatch):
+    graph, partition = awkward_case("star", 2)[1:]
+    (tmp_path / ".p.0123abcd.tmp").mkdir()
+    parts = writer.write_parts
+
+    def while_writing(*args, **kwargs):
+        remove_leftovers(tmp_path / "p")
+        return parts(*args, **kwargs)
+
+    monkeypatch.setattr("gnn_dist.shard.format.write_parts", while_writing)
+    write_partition(graph, partition, tmp_path / "p")
+    assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
 
 def test_bars_show_each_stage(capsys):

@@ -125,6 +125,18 @@ def test_a_missing_column_is_refused(graph):
         make_balance(graph, 2, "nowhere.npy")
 
 
+@pytest.mark.parametrize("kind", ["empty", "npz", "pickle"])
+def test_a_file_that_is_no_array_is_refused(tmp_path, graph, kind):
+    path = tmp_path / "w.npy"
+    with path.open("wb") as file:
+        if kind == "npz":
+            np.savez(file, np.ones(4, int))
+        elif kind == "pickle":
+            np.save(file, np.array([{}] * 4))
+    with pytest.raises(PartitionError, match="cannot read the weights to balance from"):
+        make_balance(graph, 2, str(path))
+
+
 def test_shares_must_fit_the_parts(graph):
     with pytest.raises(PartitionError, match="one share for each of 2 parts, got 3"):
         make_balance(graph, 2, "nodes", part_weights=(1.0, 1.0, 1.0))

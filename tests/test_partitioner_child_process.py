@@ -67,10 +67,13 @@ def test_a_result_that_is_no_partition_is_refused(monkeypatch, tmp_path, parts, 
         partition_graph(ring, 2, "metis")
 
 
-def test_no_room_for_temporary_files_is_an_error_with_advice(monkeypatch, tmp_path, ring):
+@pytest.mark.parametrize("method", ["metis", "metis-ew", "metis-stream", "mtkahypar"])
+def test_no_room_for_temporary_files_is_an_error_with_advice(monkeypatch, tmp_path, ring, method):
+    if method == "mtkahypar":
+        pytest.importorskip("mtkahypar")
     monkeypatch.setattr(metis.tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(PartitionError, match=r"set TMPDIR to a folder with room"):
-        partition_graph(ring, 2, "metis")
+        partition_graph(ring, 2, method)
 
 
 def test_nothing_is_left_behind(monkeypatch, tmp_path, ring):

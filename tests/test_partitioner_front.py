@@ -102,6 +102,10 @@ def test_a_graph_without_nodes_is_refused(method):
         ),
         ("contiguous", {"balance": "train"}, "balance must be 'nodes' or 'edges', got 'train'"),
         ("random", {"seed": -1}, r"seed must be an integer in 0\.\."),
+        ("metis", {"part_weights": 7}, "part_weights must be numbers, one for each part, got 7"),
+        ("metis", {"part_weights": "21"}, "part_weights must be numbers, one for each part"),
+        ("metis", {"refine": "maybe"}, "refine must be true or false, got 'maybe'"),
+        ("metis", {"refine": 1}, "refine must be true or false, got 1"),
     ],
 )
 def test_bad_methods_and_options_are_refused(ring, method, options, message):

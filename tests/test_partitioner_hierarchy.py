@@ -5,6 +5,7 @@ import pytest
 
 from gnn_dist.errors import PartitionError
 from gnn_dist.graph import graph_from_edges
+from gnn_dist.partition import Partition
 from gnn_dist.partitioners import RandomHash, partition_graph
 from gnn_dist.partitioners.balance import make_balance
 from gnn_dist.partitioners.hierarchy import induced_structure, partition_by_machine
@@ -92,3 +93,18 @@ def test_an_induced_structure_keeps_the_edges_among_its_nodes():
 def test_what_does_not_go_together_is_refused(method, options, message):
     with pytest.raises(PartitionError, match=message):
         partition_graph(ring_of_cliques(3, 3), 4, method, **options)
+
+
+def test_each_level_has_half_of_the_imbalance():
+    ring = np.arange(16)
+    graph = graph_from_edges(ring, np.roll(ring, 1), symmetrize=True)
+    balance = make_balance(graph, 4, "nodes,edges:0.44", 0.21)
+    given = []
+
+    def search(part, inside):
+        given.append(inside.imbalance)
+        return Partition(np.arange(part.num_nodes) * inside.num_parts // part.num_nodes, 2)
+
+    partition_by_machine(search, graph, balance, 2)
+    assert len(given) == 3
+    assert np.allclose(given, [0.1, 0.2])  # 1.1 * 1.1 = 1.21

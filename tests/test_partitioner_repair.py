@@ -98,3 +98,13 @@ def test_filled_parts_are_never_empty(num_parts, data):
     assert np.count_nonzero(mended != assignment) == moved
     largest = np.bincount(assignment).max()
     assert np.bincount(mended).max() <= largest
+
+
+def test_what_weighs_in_the_rarest_constraint_is_dealt_first():
+    train = np.arange(6) < 2
+    weights = np.stack([np.ones(6, np.int64), train], axis=1)
+    balance = Balance(("nodes", "train"), weights, np.array([0.5, 0.5]), np.zeros(2))
+    assignment = np.full(6, -1, np.int32)
+    deal_out(assignment, balance)
+    assert np.bincount(assignment).tolist() == [3, 3]
+    assert np.bincount(assignment[train]).tolist() == [1, 1]

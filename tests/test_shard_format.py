@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from awkward import AWKWARD, awkward_case
 
+from gnn_dist.convert.own_folder import read_own
 from gnn_dist.errors import PartitionError, ShardFormatError
 from gnn_dist.graph import CSRFeatures, graph_from_edges
 from gnn_dist.partition import Partition
+from gnn_dist.report import card_page, read_card
 from gnn_dist.shard.format import FORMAT_VERSION, read_meta, write_partition
 from gnn_dist.shard.reader import read_parts
 
@@ -146,6 +148,24 @@ def test_structure_alone_is_enough(tmp_path):
     assert (arrays.x, arrays.owned, arrays.edge) == (None, {}, {})
 
 
+def test_the_fingerprint_is_of_all_that_training_depends_on(tmp_path):
+    base = awkward_case("random partition", 2).graph
+    weights = np.linspace(0.5, 1.5, base.num_edges)
+    changed = [
+        base,
+        base.replace(y=(base.y + 1) % 3),
+        base.replace(x=base.x + 1),
+        base.replace(edge_weight=weights),
+        base.replace(edge_weight=weights + 1),
+    ]
+    assignment = Partition(np.arange(base.num_nodes) % 2, 2)
+    made = [
+        write_partition(graph, assignment, tmp_path / str(i)).fingerprint
+        for i, graph in enumerate(changed)
+    ]
+    assert len(set(made)) == len(made)
+
+
 def test_fingerprint_is_of_the_graph_not_of_the_partition(tmp_path):
     graph = small_graph()
     metas = [
@@ -217,8 +237,8 @@ def test_missing_folder_and_other_folder(tmp_path):
         ({"num_parts": 3}, "the header of 3 and 5"),
         ({"cut": "both"}, "cut must be 'edge' or 'vertex', got 'both'"),
         ({"cut": "vertex"}, "quality lacks num_clones, num_split"),
-        ({"quality": {}}, "quality lacks balance, edge_cut"),
-        ({"partitioner": {"method": "x"}}, "partitioner lacks notes, options"),
+        ({"quality": {}}, "quality lacks edge_cut, edge_cut_fraction"),
+        ({"partitioner": {"method": "x"}}, "partitioner lacks options"),
         ({"surprise": 1}, "surprise"),
         ({"arrays": 5}, "is damaged"),
         ({"arrays": [{"name": "x"}]}, "is damaged"),
@@ -230,6 +250,40 @@ def test_a_damaged_meta_is_named(change, message, folder):
     with pytest.raises(ShardFormatError, match=message) as caught:
         read_meta(folder)
     assert str(path) in str(caught.value)
+
+
+def places(value, path=()):
+    """Yield where something stands in a JSON value; of long lists, only in the first two."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2])
+    for key, inner in items:
+        yield (*path, key)
+        if isinstance(inner, dict | list):
+            yield from places(inner, (*path, key))
+
+
+ODD_VALUES = [None, -1, "x", [], {}, 2**70, 1.5, True, float("nan"), [None], {"x": "x"}]
+
+
+def test_odd_values_in_meta_are_refused_or_harmless(tmp_path):
+    graph, partition = awkward_case("random partition", 2)[1:]
+    write_partition(graph, partition, tmp_path / "p")
+    path = tmp_path / "p/meta.json"
+    text, refused = path.read_text(), 0
+    for place in places(json.loads(text)):
+        for odd in ODD_VALUES:
+            meta = json.loads(text)
+            holder = meta
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = odd
+            path.write_text(json.dumps(meta))
+            try:
+                card_page(read_card(tmp_path / "p"))
+                read_parts(tmp_path / "p", range(2))
+                read_own(tmp_path / "p")
+            except ShardFormatError:
+                refused += 1
+    assert refused > 500
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format_version": 1}', "\xff"])

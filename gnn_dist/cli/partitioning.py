@@ -90,6 +90,14 @@ class PartitioningOptions:
             options["machines"] = self.machines
         return options | _assignments(self.method_options)
 
+    def column_versions(self) -> list[str]:
+        """Return path, size and time of the files whose weights are balanced."""
+        from gnn_dist.partitioners.balance import column_files
+
+        balance = self.options().get("balance", "")
+        files = column_files(balance) if isinstance(balance, str) and balance else ()
+        return [_version(path) for path in files if path.is_file()]
+
     def write(
         self, dataset: str, num_parts: int, out: Path, root: str | None, overwrite: bool
     ) -> Meta:
@@ -129,8 +137,9 @@ class PartitionCommand(PartitioningOptions):
     """With --memory-limit: add the reverse of every edge, and drop repeats."""
     num_nodes: int = 0
     """With --memory-limit: N, where the files do not say; 0: the largest id, plus one."""
-    id_dtype: Literal["int32", "int64"] = "int32"
-    """With --memory-limit: of the ids in a .bin file."""
+    id_dtype: Literal["auto", "int32", "int64"] = "auto"
+    """With --memory-limit: of the ids in a .bin file; auto: int32, unless they look like int64,
+    which is then asked about."""
     work: str = ""
     """With --memory-limit: folder for temporary files, by default beside the result."""
 
@@ -165,19 +174,21 @@ class PartitionCommand(PartitioningOptions):
         limit = parse_size(self.memory_limit)
         pipeline = make_pipeline(self.method, **self.options())
         stream = open_stream(dataset, num_nodes=self.num_nodes or None, id_dtype=self.id_dtype)
+        pipeline.check(stream, self.parts)  # hours before the sort is done
         options = StreamOptions(
             memory_limit=limit,
             symmetrize=self.symmetrize,
             work=Path(self.work) if self.work else None,
             overwrite=self.overwrite,
+            partitioner_version="\n".join(self.column_versions()),
         )
         # No streaming method cuts nodes.
         algorithm = cast("Callable[[Graph, int], Partition]", pipeline)
         return partition_stream(stream, self.parts, algorithm, out, options=options)
 
     def _refuse_stream_options(self) -> None:
-        for name in ("symmetrize", "num_nodes", "work"):
-            if getattr(self, name):
+        for name in ("symmetrize", "num_nodes", "id_dtype", "work"):
+            if getattr(self, name) != getattr(PartitionCommand, name):
                 raise ConfigError(
                     f"--{name.replace('_', '-')} goes with --memory-limit: give one, such as 8G"
                 )
@@ -231,6 +242,7 @@ def default_folder(dataset: str, parts: int, options: PartitioningOptions) -> Pa
     source = [options.root and os.path.abspath(options.root)]
     if path.exists():
         source += [dataset, *_file_versions(path)]
+    source += options.column_versions()
     if any(source):
         words.append(hashlib.sha256("\n".join(source).encode()).hexdigest()[:8])
     return Path("parts") / "-".join(words)
@@ -242,8 +254,12 @@ def _file_versions(path: Path) -> list[str]:
         files = sorted(file for file in path.rglob("*") if file.is_file())
     else:
         files = sorted(path.parent.glob(glob.escape(path.stem) + "*"))
-    stats = [(file.resolve(), file.stat()) for file in files]
-    return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats]
+    return [_version(file) for file in files]
+
+
+def _version(file: Path) -> str:
+    stat = file.stat()
+    return f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
@@ -254,7 +270,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 
 
 def _assignments(text: str) -> dict[str, Any]:
-    """Return the values of `a=1,b=halo`: numbers and booleans where they are such, else text."""
+    """Return the values of `a=1,b=true,c=halo`: numbers and truth values, or else text."""
     values: dict[str, Any] = {}
     for word in filter(None, text.split(",")):
         name, equals, value = word.partition("=")
@@ -262,8 +278,11 @@ def _assignments(text: str) -> dict[str, Any]:
             raise ConfigError(
                 f"method_options must be name=value with commas between, got {text!r}"
             )
+        if value.lower() in ("true", "false"):
+            values[name] = value.lower() == "true"
+            continue
         try:
             values[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             values[name] = value
     return values

@@ -28,6 +28,7 @@ from gnn_dist.convert.parted import (
     dense,
     our_record,
     part_of_edges,
+    read_record,
 )
 from gnn_dist.convert.target import new_folder
 from gnn_dist.convert.torch_files import load_tensors
@@ -104,7 +105,7 @@ def read_dgl(config: Path, original_ids: Path | None = None) -> PartedGraph:
         ShardFormatError: The folder is of a heterogeneous graph, or damaged.
     """
     dgl, raw = _dgl(), _read_config(config)
-    ours = raw.get(OUR_KEY, {})
+    ours = read_record(raw, config)
     (node_map,) = raw["node_map"].values()
     # Older folders list where each part ends, newer ones where it starts and ends.
     ends = [stop[1] if isinstance(stop, list) else stop for stop in node_map]

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from gnn_dist.convert.parted import PartData, PartedGraph
 from gnn_dist.errors import ShardFormatError
 from gnn_dist.partition import Partition
-from gnn_dist.shard.format import META_FILE, Meta, part_name, read_meta, write_partition
-from gnn_dist.shard.reader import ShardArrays, read_parts
+from gnn_dist.shard.format import META_FILE, Meta, check_edge_cut, read_meta, write_partition
+from gnn_dist.shard.reader import ShardArrays, read_array, read_parts
 
 __all__ = ["read_own", "write_own"]
 
@@ -27,12 +27,18 @@ def read_own(folder: Path) -> PartedGraph:
         ShardFormatError: The folder is damaged.
     """
     meta = read_meta(folder)
+    check_edge_cut(meta, folder)
     assignment = np.zeros(meta.num_nodes, np.int32)
     degree = np.zeros(meta.num_nodes, np.int64)
     for part in range(meta.num_parts):
         node_id = _load(folder, meta, part, "node_id")
         assignment[node_id] = part
-        degree[node_id] = np.diff(_load(folder, meta, part, "indptr"))
+        counts = np.diff(_load(folder, meta, part, "indptr"))
+        if len(counts) != len(node_id):
+            raise ShardFormatError(
+                f"{folder}, part {part}: indptr must be of {len(node_id)} nodes, got {len(counts)}"
+            )
+        degree[node_id] = counts
     partition = Partition(assignment, meta.num_parts, **_how(meta.partitioner))
     row_start = np.cumsum(degree) - degree
     original = partition.order
@@ -74,11 +80,13 @@ def _how(partitioner: dict[str, Any]) -> dict[str, Any]:
 def _load(folder: Path, meta: Meta, part: int, name: str) -> Array:
     if name not in meta.arrays_of(part):
         raise ShardFormatError(f"{folder / META_FILE} must list {name} for part {part}")
-    path = folder / part_name(part) / f"{name}.npy"
-    try:
-        values: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ShardFormatError(f"{path} is missing or damaged: {error}") from error
+    row = meta.arrays_of(part)[name]
+    values = read_array(folder / row.file, row, verify=True)
+    if name == "node_id" and len(values) and not 0 <= values.min() <= values.max() < meta.num_nodes:
+        raise ShardFormatError(
+            f"{folder / row.file} must hold ids in 0..{meta.num_nodes - 1}, got {values.min()} to "
+            f"{values.max()}: partition the dataset again"
+        )
     return values
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,30 @@ from gnn_dist.arrays import csr_take
 from gnn_dist.errors import ShardFormatError
 from gnn_dist.graph import CSRFeatures, Graph
 from gnn_dist.partition import Partition
+from gnn_dist.shard.records import fits
 
-__all__ = ["OUR_KEY", "PartData", "PartedGraph", "dense", "our_record", "part_of_edges"]
+__all__ = [
+    "OUR_KEY",
+    "PartData",
+    "PartedGraph",
+    "dense",
+    "our_record",
+    "part_of_edges",
+    "read_record",
+]
 
 Array = NDArray[Any]
 
 OUR_KEY = "gnn_dist"  # in the metadata of other systems: what they have no word for
+OUR_FIELDS: dict[str, Any] = {
+    "dataset": str,
+    "method": str,
+    "options": dict[str, Any],
+    "notes": list[str],
+    "num_classes": int | None,
+    "edge_ids_given": bool,
+    "sparse_x": str | None,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +169,23 @@ def _sparse(x: Array, kind: str) -> CSRFeatures:
     counts = np.bincount(rows, minlength=len(x))
     values = None if kind == "ones" and (x[stored] == 1).all() else x[stored]
     return CSRFeatures(np.concatenate([[0], np.cumsum(counts)]), columns, values, x.shape[1])
+
+
+def read_record(meta: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return what we wrote under our key of other systems' metadata; nothing if they wrote it.
+
+    Raises:
+        ShardFormatError: It is something else than we write; `path` names the file.
+    """
+    record = meta.get(OUR_KEY, {})
+    if not isinstance(record, dict):
+        raise ShardFormatError(f"{path} is damaged: {OUR_KEY} must be a table, got {record!r}")
+    for name, annotation in OUR_FIELDS.items():
+        if name in record and not fits(record[name], annotation):
+            raise ShardFormatError(
+                f"{path} is damaged: {OUR_KEY}, {name} must be {annotation}, got {record[name]!r}"
+            )
+    return record
 
 
 def part_of_edges(data: PartData, dst: Array, *, by_number: bool) -> PartData:

@@ -25,12 +25,14 @@ from gnn_dist.convert.parted import (
     dense,
     our_record,
     part_of_edges,
+    read_record,
 )
 from gnn_dist.convert.target import new_folder
 from gnn_dist.convert.torch_files import load_tensors
 from gnn_dist.errors import ShardFormatError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES
 from gnn_dist.partition import Partition
+from gnn_dist.shard.records import fits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,12 +84,12 @@ def read_pyg(folder: Path) -> PartedGraph:
         ShardFormatError: It is of a heterogeneous graph, or damaged.
     """
     meta = _read_meta(folder)
-    ours = meta.get(OUR_KEY, {})
+    ours = read_record(meta, folder / META)
     assignment = _array(load_tensors(folder / "node_map.pt"))
     edge_map = _array(load_tensors(folder / "edge_map.pt"))
     partition = Partition(
         assignment,
-        int(meta["num_parts"]),
+        meta["num_parts"],
         method=ours.get("method", "pyg"),
         options=ours.get("options", {}),
         notes=tuple(ours.get("notes", ())),
@@ -97,11 +99,15 @@ def read_pyg(folder: Path) -> PartedGraph:
     def read(part: int) -> PartData:
         try:
             data, dst = _read_part(folder / f"part_{part}", beside, bool(sizes[part]))
+            return part_of_edges(data, dst, by_number=not ours)
         except (KeyError, TypeError, AttributeError) as error:
             raise ShardFormatError(
                 f"{folder / f'part_{part}'} is no part of a homogeneous graph: it lacks {error}"
             ) from error
-        return part_of_edges(data, dst, by_number=not ours)
+        except (ValueError, IndexError) as error:  # of arrays that do not fit each other
+            if isinstance(error, ShardFormatError):
+                raise
+            raise ShardFormatError(f"{folder / f'part_{part}'} is damaged: {error}") from error
 
     return PartedGraph(
         name=ours.get("dataset", folder.name),
@@ -177,7 +183,9 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads((folder / META).read_text())
         hetero = meta["is_hetero"]
-        int(meta["num_parts"])
+        count = meta["num_parts"]
+        if not (fits(count, int) and count > 0 and (folder / f"part_{count - 1}").is_dir()):
+            raise ValueError(f"num_parts must be the number of part folders, got {count!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ShardFormatError(f"{folder / META} is missing or damaged: {error}") from error
     if hetero:
@@ -191,7 +199,10 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 def _save(values: Any, path: Path) -> None:  # noqa: ANN401 - arrays, and dicts of them
     import torch
 
-    torch.save(_tensors(values), path)
+    try:
+        torch.save(_tensors(values), path)
+    except RuntimeError as error:  # of the writer of archives: the disk is full
+        raise OSError(f"{path}: {error}") from error
 
 
 def _tensors(values: Any) -> Any:  # noqa: ANN401

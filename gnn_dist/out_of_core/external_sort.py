@@ -62,8 +62,7 @@ def external_sort(
     """Sort a stream's edges by (destination, source) on disk.
 
     Takes O(E log d) time for rows of d edges, reads the stream once, and writes and reads 8 bytes
-    an edge (16 when symmetrised) beside the result of 4 or 8. Memory: `memory_bytes`, and 8 bytes
-    a node mapped from the file of offsets.
+    an edge (16 when symmetrised) beside the result of 4 or 8. Memory: `memory_bytes`.
 
     Args:
         stream: The edges.
@@ -167,22 +166,22 @@ class _Sort:
         packed = np.zeros(0, np.int64)
         if total:
             packed = np.memmap(folder / SPILL, np.int64, "r", shape=(total,))
-        indptr = np.lib.format.open_memmap(
-            folder / INDPTR, "w+", np.int64, (self.stream.num_nodes + 1,)
-        )
-        indptr[0] = kept = done = 0
-        with (folder / INDICES).open("wb") as file:
+        kept = done = 0
+        # Written, not mapped: where a disk is full, writing fails and a mapped page is a crash.
+        with (folder / INDPTR).open("wb") as offset_file, (folder / INDICES).open("wb") as file:
+            header = {"descr": "<i8", "fortran_order": False, "shape": (self.stream.num_nodes + 1,)}
+            np.lib.format.write_array_header_1_0(offset_file, header)
+            offset_file.write(np.zeros(1, "<i8").data)
             for rows in self._batches(packed, table):
                 offsets, indices = self.packing.sort(packed, table, rows, unique=self.symmetrize)
-                indptr[rows.start + 1 : rows.stop + 1] = offsets[1:] + kept
+                offset_file.write((offsets[1:] + kept).astype("<i8", copy=False).data)
                 file.write(indices.view(np.uint8).data)
                 kept += len(indices)
                 done = self._read_to(table, rows.stop, done)
                 self.progress("sort", done, total)
-        indptr.flush()
         left = {**spilled, "num_edges": kept}
         self.stages.finish("sort", self.task, left, (INDPTR, INDICES))
-        (folder / SPILL).unlink()
+        (folder / SPILL).unlink(missing_ok=True)
         return left
 
     def _batches(self, packed: Array, table: Array) -> Any:  # noqa: ANN401 - ranges

@@ -9,7 +9,8 @@ stage it was in.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gnn_dist.edge_stream import EdgeStream, GraphOnDisk
-from gnn_dist.errors import PartitionError
+from gnn_dist.errors import ConfigError, PartitionError
 from gnn_dist.graph import Graph
 from gnn_dist.out_of_core.external_sort import external_sort
 from gnn_dist.out_of_core.plan import make_plan
@@ -25,6 +26,7 @@ from gnn_dist.out_of_core.progress import ProgressBars
 from gnn_dist.out_of_core.stages import Stages
 from gnn_dist.partition import Partition
 from gnn_dist.shard.format import Meta, check_target, remove_leftovers, write_partition
+from gnn_dist.shard.locks import locked
 
 __all__ = ["Refine", "StreamOptions", "partition_stream"]
 
@@ -46,6 +48,8 @@ class StreamOptions:
         resume: Continue an interrupted run; else begin anew.
         overwrite: Replace an existing partition folder.
         quiet: Show no progress.
+        partitioner_version: Differs where what the partitioner reads beside the graph does (a file
+            of weights), so that an assignment made of other weights is not used again.
     """
 
     memory_limit: int | None = None
@@ -54,6 +58,7 @@ class StreamOptions:
     resume: bool = True
     overwrite: bool = False
     quiet: bool = False
+    partitioner_version: str = ""
 
 
 def partition_stream(
@@ -85,23 +90,25 @@ def partition_stream(
         What was written to `meta.json`.
 
     Raises:
-        ConfigError: The limit or the disk does not suffice, or the work folder is something else.
+        ConfigError: The limit or the disk does not suffice, or the work folder is something else,
+            in use by another process, or cannot be written.
         GraphError: The stream yields what are no edges of its nodes.
         PartitionError: The partitioner returned no partition of the graph.
         ShardFormatError: `out` exists and may not be replaced, or cannot be written.
     """
     out, options = Path(out), options or StreamOptions()
     check_target(out, options.overwrite)
+    folder = options.work or out.with_name(f".{out.name}.work")
     plan = make_plan(
         stream,
         num_parts,
         out,
         memory_limit=options.memory_limit,
         symmetrize=options.symmetrize,
+        work=folder,
     )
     log.info("%s: %s", stream.name, plan)
-    folder = options.work or out.with_name(f".{out.name}.work")
-    with ProgressBars(shown=not options.quiet) as bars:
+    with _claimed(folder, stream.name), ProgressBars(shown=not options.quiet) as bars:
         graph, _ = external_sort(
             stream,
             folder,
@@ -110,7 +117,8 @@ def partition_stream(
             resume=options.resume,
             progress=bars,
         )
-        partition = _partition(graph, num_parts, (partitioner, refine), folder, stream.version)
+        version = f"{stream.version} {options.symmetrize} {options.partitioner_version}"
+        partition = _partition(graph, num_parts, (partitioner, refine), folder, version)
         remove_leftovers(out)
         meta = write_partition(
             graph,
@@ -120,8 +128,30 @@ def partition_stream(
             progress=bars,
             mark_bytes=plan.mark_bytes,
         )
-    Stages(folder).remove()
+        Stages(folder).remove()
     return meta
+
+
+@contextmanager
+def _claimed(folder: Path, name: str) -> Iterator[None]:
+    """Keep other processes out of the work folder, and say in a sentence what fails in it.
+
+    Raises:
+        ConfigError: Another process is at work there, or a file cannot be read or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder) as free:
+            if not free:
+                raise ConfigError(
+                    f"another process is at work in {folder}: wait for it, or choose another --work"
+                )
+            yield
+    except OSError as error:
+        raise ConfigError(
+            f"{name} cannot be partitioned with the work folder {folder}: {error}; when that is "
+            "mended, the same command goes on where it was"
+        ) from error
 
 
 def _partition(

@@ -56,6 +56,7 @@ def make_plan(
     *,
     memory_limit: int | None = None,
     symmetrize: bool = False,
+    work: Path | None = None,
 ) -> Plan:
     """Plan a run.
 
@@ -65,6 +66,8 @@ def make_plan(
         out: The partition folder to be made.
         memory_limit: Bytes that the process may take; None for no limit.
         symmetrize: Whether reverse edges are added.
+        work: The work folder, by default on the disk of `out`. What an earlier run left there is
+            not needed again.
 
     Raises:
         ConfigError: The limit or the disk does not suffice; the message says what would.
@@ -84,16 +87,16 @@ def make_plan(
     sort_bytes = min(SORT_BYTES, limit - BASE_BYTES)
     spare = limit - BASE_BYTES - ids_bytes - BLOCK_BYTES
     mark_bytes = min(MARK_BYTES, spare, one_part * num_parts)
-    work = num_edges * (8 + id_dtype(num_nodes).itemsize) + 12 * num_nodes
+    work_bytes = num_edges * (8 + id_dtype(num_nodes).itemsize) + 12 * num_nodes
     parts = num_edges * 4 + 16 * num_nodes + _node_bytes(stream)
-    _check_disk(out, work + parts)
+    _check_disks([(work or out, "--work", work_bytes - _held(work)), (out, "--out", parts)])
     return Plan(
         BASE_BYTES + max(sort_bytes, ids_bytes + mark_bytes + BLOCK_BYTES),
         sort_bytes,
         mark_bytes,
-        work,
+        work_bytes,
         parts,
-        3 * num_edges / EDGES_PER_S + 2 * (work + parts) / DISK_BYTES_PER_S,
+        3 * num_edges / EDGES_PER_S + 2 * (work_bytes + parts) / DISK_BYTES_PER_S,
     )
 
 
@@ -119,16 +122,29 @@ def _node_bytes(stream: EdgeStream) -> int:
     return sum(stream.node_data[name].nbytes for name in names if name in stream.node_data)
 
 
-def _check_disk(out: Path, needed: int) -> None:
-    folder = out.absolute()
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ConfigError(
-            f"partitioning needs {_size(needed)} of disk under {folder}, got {_size(free)} free: "
-            "choose another --out"
-        )
+def _held(work: Path | None) -> int:
+    """Return the bytes on disk that a work folder takes already."""
+    if work is None or not work.is_dir():
+        return 0
+    return sum(path.stat().st_blocks * 512 for path in work.iterdir() if path.is_file())
+
+
+def _check_disks(needs: list[tuple[Path, str, int]]) -> None:
+    """Check that each disk has room for all that goes there: (where, option, bytes)."""
+    disks: dict[int, list[tuple[Path, str, int]]] = {}
+    for path, option, needed in needs:
+        folder = path.absolute()
+        while not folder.exists():
+            folder = folder.parent
+        disks.setdefault(folder.stat().st_dev, []).append((folder, option, max(0, needed)))
+    for on_disk in disks.values():
+        folder, option = on_disk[-1][:2]
+        needed, free = sum(n for _, _, n in on_disk), shutil.disk_usage(folder).free
+        if free < needed:
+            raise ConfigError(
+                f"partitioning needs {_size(needed)} of disk under {folder}, got {_size(free)} "
+                f"free: choose another {option}"
+            )
 
 
 def _size(num_bytes: float) -> str:

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import uuid
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ from gnn_dist.edge_partition import (
 from gnn_dist.errors import InputError, PartitionError, ShardFormatError
 from gnn_dist.graph import CSRFeatures, Graph
 from gnn_dist.partition import Partition, PartitionBook, PartitionQuality
-from gnn_dist.partition_entropy import measure_label_entropy
+from gnn_dist.partition_entropy import LabelEntropy, measure_label_entropy
+from gnn_dist.shard.locks import locked
+from gnn_dist.shard.records import check_record, fits
 from gnn_dist.shard.vertex_cut import write_vertex_cut
 from gnn_dist.shard.writer import MARK_BYTES, ArrayRow, Progress, part_name, write_parts
 
@@ -55,13 +57,11 @@ Array = NDArray[Any]
 
 FORMAT_VERSION = 1
 META_FILE = "meta.json"
-QUALITY_KEYS = {
-    cut: {f.name for f in fields(quality)} | {"balance"}
-    for cut, quality in (("edge", PartitionQuality), ("vertex", EdgePartitionQuality))
-}
+QUALITIES: dict[str, type] = {"edge": PartitionQuality, "vertex": EdgePartitionQuality}
+PARTITIONER = {"method": str, "options": dict[str, Any], "notes": list[str]}
+TASKS = (None, "multiclass", "multilabel")
 EDGES = {"name": "edges", "indptr": "indptr", "indices": "indices"}
 STRUCTURE_ROWS = {"edge": "owned", "vertex": "local"}
-PARTITIONER_KEYS = {"method", "options", "notes"}
 FEATURE_NAMES = ("x", "x_indptr", "x_indices", "x_data")
 
 
@@ -155,51 +155,66 @@ def write_partition(
     """
     # A link's folder is replaced, not the link to it.
     out = Path(out).resolve() if Path(out).is_symlink() else Path(out)
-    nodes = partition if isinstance(partition, Partition) else partition.nodes
     _check_partition(graph, partition)
     check_target(out, overwrite)
     temporary = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         temporary.mkdir(parents=True)
-        if isinstance(partition, Partition):
-            cut = "edge"
-            rows, measured = write_parts(
-                graph, partition, temporary, mark_bytes=mark_bytes, progress=progress
+        with locked(temporary):  # so that nobody takes it for one that was left behind
+            meta = _write_into(
+                temporary, graph, partition, mark_bytes=mark_bytes, progress=progress
             )
-            quality = measured.to_dict()
-        else:
-            quality = measure_edge_quality(graph, partition).to_dict()  # refuses wrong roots
-            cut, rows = "vertex", write_vertex_cut(graph, partition, temporary)
-        quality |= _label_entropy(graph, nodes)
-        meta = Meta(
-            format_version=FORMAT_VERSION,
-            dataset=graph.name,
-            fingerprint=_fingerprint(graph),
-            num_nodes=graph.num_nodes,
-            num_edges=graph.num_edges,
-            num_parts=partition.num_parts,
-            num_features=graph.num_features,
-            num_classes=graph.num_classes,
-            task=graph.task,
-            num_splits=graph.num_splits,
-            node_ptr=tuple(nodes.book.node_ptr.tolist()),
-            cut=cut,
-            symmetric=graph.is_symmetric,
-            partitioner={
-                "method": partition.method,
-                "options": partition.options,
-                "notes": list(partition.notes),
-            },
-            quality=quality,
-            structures=({**EDGES, "rows": STRUCTURE_ROWS[cut]},),
-            arrays=rows,
-        )
-        (temporary / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
-        _move_into_place(temporary, out)
+            _move_into_place(temporary, out)
     except OSError as error:
         raise ShardFormatError(f"cannot write the partition folder {out}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return meta
+
+
+def _write_into(
+    folder: Path,
+    graph: Graph,
+    partition: Partition | EdgePartition,
+    *,
+    mark_bytes: int,
+    progress: Progress,
+) -> Meta:
+    """Write all parts, then `meta.json`."""
+    nodes = partition if isinstance(partition, Partition) else partition.nodes
+    if isinstance(partition, Partition):
+        cut = "edge"
+        rows, measured = write_parts(
+            graph, partition, folder, mark_bytes=mark_bytes, progress=progress
+        )
+        quality = measured.to_dict()
+    else:
+        quality = measure_edge_quality(graph, partition).to_dict()  # refuses wrong roots
+        cut, rows = "vertex", write_vertex_cut(graph, partition, folder)
+    meta = Meta(
+        format_version=FORMAT_VERSION,
+        dataset=graph.name,
+        fingerprint=_fingerprint(graph),
+        num_nodes=graph.num_nodes,
+        num_edges=graph.num_edges,
+        num_parts=partition.num_parts,
+        num_features=graph.num_features,
+        num_classes=graph.num_classes,
+        task=graph.task,
+        num_splits=graph.num_splits,
+        node_ptr=tuple(nodes.book.node_ptr.tolist()),
+        cut=cut,
+        symmetric=graph.is_symmetric,
+        partitioner={
+            "method": partition.method,
+            "options": partition.options,
+            "notes": list(partition.notes),
+        },
+        quality=quality | _label_entropy(graph, nodes),
+        structures=({**EDGES, "rows": STRUCTURE_ROWS[cut]},),
+        arrays=rows,
+    )
+    (folder / META_FILE).write_text(json.dumps(asdict(meta), indent=1))
     return meta
 
 
@@ -225,12 +240,15 @@ def read_meta(folder: str | Path) -> Meta:
                 f"{path} must be of format version {FORMAT_VERSION}, got {version}: partition the "
                 "dataset again with this version of gnn-dist"
             )
+        check_record({**raw, "arrays": []}, Meta, "it")
+        for row in raw["arrays"]:
+            check_record(row, ArrayRow, "a row of arrays")
         raw["arrays"] = tuple(ArrayRow(**{**r, "shape": tuple(r["shape"])}) for r in raw["arrays"])
         raw["structures"] = tuple(raw["structures"])
-        raw["node_ptr"] = tuple(int(v) for v in raw["node_ptr"])
+        raw["node_ptr"] = tuple(raw["node_ptr"])
         meta = Meta(**raw)
         _check_meta(meta)
-    except (ValueError, TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         if isinstance(error, InputError) and not isinstance(error, PartitionError):
             raise
         raise ShardFormatError(
@@ -260,12 +278,20 @@ def _check_meta(meta: Meta) -> None:
             f"node_ptr is of {book.num_parts} parts and {book.num_nodes} nodes, the header of "
             f"{meta.num_parts} and {meta.num_nodes}"
         )
-    if meta.cut not in QUALITY_KEYS:
+    if meta.cut not in QUALITIES:
         raise ValueError(f"cut must be 'edge' or 'vertex', got {meta.cut!r}")
-    for name, needed in (("quality", QUALITY_KEYS[meta.cut]), ("partitioner", PARTITIONER_KEYS)):
-        missing = needed - set(getattr(meta, name))
-        if missing:
-            raise ValueError(f"{name} lacks {', '.join(sorted(missing))}")
+    if meta.task not in TASKS:
+        raise ValueError(f"task must be one of {TASKS}, got {meta.task!r}")
+    if min(meta.num_features, meta.num_splits, meta.num_classes or 0) < 0:
+        raise ValueError("a number of features, splits or classes is negative")
+    for key, annotation in PARTITIONER.items():
+        if not fits(meta.partitioner.get(key), annotation):
+            raise ValueError(f"partitioner lacks {key}, or it is no {annotation}")
+    _check_quality(meta)
+    _check_rows(meta)
+
+
+def _check_rows(meta: Meta) -> None:
     for row in meta.arrays:
         folder, _, file = row.file.partition("/")
         # A name never leads out of the folder.
@@ -275,6 +301,24 @@ def _check_meta(meta: Meta) -> None:
             or not folder.startswith("part-")
         ):
             raise ValueError(f"array {row.name!r} has the file name {row.file!r}")
+        if min(row.shape, default=0) < 0 or np.dtype(row.dtype).hasobject:
+            raise ValueError(f"{row.file} has shape {row.shape} and dtype {row.dtype!r}")
+
+
+def _check_quality(meta: Meta) -> None:
+    check_record(meta.quality, QUALITIES[meta.cut], "quality")
+    if not fits(meta.quality.get("balance"), dict[str, float]):
+        raise ValueError(f"quality lacks balance, or it is {meta.quality.get('balance')!r}")
+    tables = [("quality", meta.quality)]
+    if "label_entropy" in meta.quality:
+        check_record(meta.quality["label_entropy"], LabelEntropy, "label_entropy")
+        tables.append(("label_entropy", meta.quality["label_entropy"]))
+    for name, table in tables:
+        for key, values in table.items():
+            if isinstance(values, list) and len(values) != meta.num_parts:
+                raise ValueError(f"{name}: {key} must have {meta.num_parts} entries, got {values}")
+    if sum(meta.quality["num_edges"]) != meta.num_edges:
+        raise ValueError(f"num_edges is {meta.num_edges}, of the parts {meta.quality['num_edges']}")
 
 
 def check_target(out: Path, overwrite: bool) -> None:
@@ -294,9 +338,14 @@ def check_target(out: Path, overwrite: bool) -> None:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Delete what a process that was killed while it wrote `out` has left beside it."""
+    """Delete what a process that was killed while it wrote `out` has left beside it.
+
+    What a process is still writing stays.
+    """
     for path in out.parent.glob(f".{glob.escape(out.name)}.????????.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        with locked(path) as abandoned:
+            if abandoned:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _move_into_place(temporary: Path, out: Path) -> None:

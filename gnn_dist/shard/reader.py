@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gnn_dist.arrays import describe
 from gnn_dist.errors import ShardFormatError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures
 from gnn_dist.shard.format import ArrayRow, Meta, part_name, read_meta
 
-__all__ = ["ShardArrays", "read_parts"]
+__all__ = ["ShardArrays", "read_array", "read_parts"]
 
 Array = NDArray[Any]
 
@@ -103,16 +104,29 @@ def _read_part(folder: Path, meta: Meta, part: int, verify: bool) -> dict[str, A
         raise ShardFormatError(
             f"{folder / part_name(part)} is missing: copy the part here, or partition again"
         )
-    return {name: _read_array(folder / row.file, row, verify) for name, row in rows.items()}
+    return {name: read_array(folder / row.file, row, verify) for name, row in rows.items()}
 
 
-def _read_array(path: Path, row: ArrayRow, verify: bool) -> Array:
+def read_array(path: Path, row: ArrayRow, verify: bool) -> Array:
+    """Read one array, mapped where it is not empty.
+
+    Args:
+        path: Its file.
+        row: What `meta.json` says of it.
+        verify: Compare the file with its SHA-256.
+
+    Raises:
+        ShardFormatError: The file is missing or damaged, or another array.
+    """
     advice = "copy the part again, or partition the dataset again"
     if not path.is_file():
         raise ShardFormatError(f"{path} is missing: {advice}")
     if verify:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ShardFormatError(f"{path} cannot be read ({error}): {advice}") from error
         if digest != row.sha256:
             raise ShardFormatError(
                 f"{path} is damaged: its SHA-256 must be {row.sha256[:16]}..., got "
@@ -124,10 +138,14 @@ def _read_array(path: Path, row: ArrayRow, verify: bool) -> Array:
         values: Array = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise ShardFormatError(f"{path} is damaged ({error}): {advice}") from error
-    if values.dtype.name != row.dtype or values.shape != row.shape:
+    if (
+        not isinstance(values, np.ndarray)
+        or values.dtype.name != row.dtype
+        or values.shape != row.shape
+    ):
+        got = "an archive" if not isinstance(values, np.ndarray) else describe(values)
         raise ShardFormatError(
-            f"{path} must be {row.dtype} of shape {row.shape}, got {values.dtype} of shape "
-            f"{values.shape}: {advice}"
+            f"{path} must be {row.dtype} of shape {row.shape}, got {got}: {advice}"
         )
     return values
 
