@@ -419,3 +419,10 @@ def exchange_huge(world, num_bytes):
 @pytest.mark.slow
 def test_a_message_above_two_gib():
     assert run_ranks(exchange_huge, 2, 2**31 + 4097, timeout_s=120.0) == [True, True]
+
+
+def test_a_lone_element_of_any_stride_has_bytes():
+    column = torch.arange(6).view(3, 2)[1:2, 1]
+    assert column.is_contiguous()
+    assert column.stride() == (2,)
+    assert as_bytes(column).tolist() == [3, 0, 0, 0, 0, 0, 0, 0]

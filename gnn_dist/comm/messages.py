@@ -75,6 +75,7 @@ class Reduction:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor's memory as flat uint8."""
-    flat = tensor.detach().reshape(-1)
+    # A lone element counts as contiguous with any stride, which a view of bytes would refuse.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     # An empty view would be refused for some element sizes.
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)

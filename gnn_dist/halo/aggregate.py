@@ -260,7 +260,7 @@ def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
         return transposed(here, src_here), None
     pending = exchange.reverse.start(transposed(halo, src_halo))
     grad_x = transposed(here, src_here)
-    return grad_x, lambda: exchange.plan.add_boundary(grad_x, pending.wait())
+    return grad_x, lambda: exchange.add_boundary(grad_x, pending.wait())
 
 
 def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
@@ -351,5 +351,5 @@ class _Extreme(torch.autograd.Function):
         turned = here.csr if operator.symmetric else here.csr.transpose.csr
         grad_x = spmm_where_equal(turned, out, share, x)
         if operator.exchange is not None and pending is not None:
-            grad_x = operator.exchange.plan.add_boundary(grad_x, pending.wait())
+            grad_x = operator.exchange.add_boundary(grad_x, pending.wait())
         return grad_x, None, None

@@ -106,7 +106,7 @@ class _Sources(NamedTuple):
             return grad
         num_own = self.exchange.plan.num_owned
         boundary = self.exchange.reverse.start(grad[num_own:]).wait()
-        return self.exchange.plan.add_boundary(grad[:num_own], boundary)
+        return self.exchange.add_boundary(grad[:num_own], boundary)
 
 
 class _GatOfLinear(torch.autograd.Function):

@@ -12,8 +12,11 @@ from gnn_dist.profile.meter import HALO_WAIT, Meter
 
 __all__ = ["Courier", "Parcel", "Place"]
 
-# Values, gradients; and as many more for what only some layers send.
-DIRECTIONS = ("forward", "reverse", "up", "down")
+# Values, gradients; and more for what only some layers, or some policies, send.
+DIRECTIONS = (
+    *("forward", "reverse", "up", "down"),
+    *("forward direct", "forward spread", "reverse direct", "reverse spread"),
+)
 
 
 @dataclass(frozen=True)

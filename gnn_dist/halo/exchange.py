@@ -12,22 +12,28 @@ What a policy changes, it changes inside an exchange: layers and `aggregate` nev
     overlap     start | owned sources | wait ...... | halo sources
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from gnn_dist.comm.control_server import host_identity
 from gnn_dist.comm.transport import Transport
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.codec import make_codec
 from gnn_dist.halo.courier import Courier, Parcel, Place
+from gnn_dist.halo.pending import Exchange, Pending
 from gnn_dist.halo.policy import Blocking, HaloPolicy, Overlap, Term
+from gnn_dist.halo.relay import RelayPlan, plan_relay
+from gnn_dist.halo.relayed import RelayedBack, RelayedThere
 from gnn_dist.halo.route import Route, back, there
 from gnn_dist.halo.select import Selector, make_selector
+from gnn_dist.ops.rows import scatter_add_rows
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.plan import HaloPlan
 
@@ -40,23 +46,6 @@ __all__ = [
 ]
 
 
-class Pending(Protocol):
-    """Rows under way."""
-
-    def wait(self) -> Tensor:
-        """Return the rows once they are here."""
-
-
-class Exchange(Protocol):
-    """One direction of one layer's exchange."""
-
-    def start(self, rows: Tensor) -> Pending:
-        """Collective. Begin to send rows; nothing is waited for unless the policy says so."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs (caches of stale rows); empty for exact policies."""
-
-
 @dataclass(frozen=True)
 class LayerExchange:
     """Both directions of one layer, with the plan they follow.
@@ -64,11 +53,12 @@ class LayerExchange:
     Attributes:
         plan: Which rows go where.
         forward: Takes owned rows (n, ...), returns halo rows (h, ...).
-        reverse: Takes halo rows (h, ...), returns boundary rows (s, ...) for `plan.add_boundary`.
+        reverse: Takes halo rows (h, ...), returns boundary rows (s, ...) for `add_boundary`.
         mirrored: Takes owned rows, returns halo rows, like `forward`, but for gradients: on a
             symmetric graph they may travel so instead of in reverse. None where the policy's
             adjoint is the reverse alone. A layer uses one of the two.
         sums_only: Why halo rows are of use for sums alone; "" if they are of any.
+        boundary_index: int64 (s,), owned rows that boundary rows belong to; None: `plan`'s own.
     """
 
     plan: HaloPlan
@@ -76,11 +66,17 @@ class LayerExchange:
     reverse: Exchange
     mirrored: Exchange | None
     sums_only: str = ""
+    boundary_index: Tensor | None = None
 
     @property
     def is_alone(self) -> bool:
         """Whether there is one rank only, so that nothing ever travels."""
         return len(self.plan.recv_ptr) == 2
+
+    def add_boundary(self, out: Tensor, rows: Tensor) -> Tensor:
+        """Add boundary rows (s, ...) of a reverse exchange to owned rows (n, ...), in place."""
+        index = self.plan.send_index if self.boundary_index is None else self.boundary_index
+        return scatter_add_rows(out, index, rows)
 
     def check_any_use(self, what: str) -> None:
         """Raise ConfigError if halo rows may only be summed, naming what would do otherwise."""
@@ -158,6 +154,9 @@ class ExchangeMaker:
         policy: How they travel.
         clock: Tells the policy which step it is; one that stands still by default.
         meter: Where waiting time and bytes are counted.
+        machines: For each rank its machine, for a policy that relays; by default asked of them.
+
+    Collective where the policy relays.
 
     Raises:
         ConfigError: There is no such policy.
@@ -171,31 +170,69 @@ class ExchangeMaker:
         *,
         clock: Clock | None = None,
         meter: Meter | None = None,
+        machines: Sequence[object] | None = None,
     ) -> None:
         self.plan, self.transport = plan, transport
         self.policy = HaloPolicy.parse(policy) if isinstance(policy, str) else policy
         self.clock, self.meter = clock or Clock(), meter or Meter()
         self._there, self._back = there(plan, transport.rank), back(plan, transport.rank)
+        self._relay: RelayPlan | None = None
+        if self.policy.path is not None:
+            if machines is None:
+                machines = transport.all_gather_object(host_identity())
+            relay = plan_relay(plan, machines, transport)
+            self._relay = relay if relay.saved >= self.policy.path.least else None
 
     def at(self, layer: int) -> LayerExchange:
         """Return the exchange of a layer; each has channels, and a state, of its own."""
-        policy = self.policy
-        mirrored = None
-        if policy.select is None:
-            mirrored = self._one_way(self._there, Place(layer, "reverse"))
-        return LayerExchange(
-            plan=self.plan,
-            forward=self._one_way(self._there, Place(layer, "forward")),
-            reverse=self._one_way(self._back, Place(layer, "reverse")),
-            mirrored=mirrored,
-            sums_only=policy.sums_only,
+        if self._relay is not None:
+            return self._relayed(layer, self._relay)
+        value, gradient = Place(layer, "forward"), Place(layer, "reverse")
+        return self._layer(
+            self._one_way(self._there, value),
+            self._one_way(self._back, gradient),
+            self._one_way(self._there, gradient),
         )
 
-    def _one_way(self, route: Route, place: Place) -> Exchange:
-        codec = make_codec(self.policy)
+    def _relayed(self, layer: int, relay: RelayPlan) -> LayerExchange:
+        rank = self.transport.rank
+
+        def forth(direction: str) -> Exchange:
+            place = partial(Place, layer)
+            return RelayedThere(
+                relay,
+                self._one_way(there(relay.direct, rank), place(f"{direction} direct"), near=True),
+                self._one_way(there(relay.across, rank), place(direction)),
+                self._one_way(there(relay.spread, rank), place(f"{direction} spread"), near=True),
+            )
+
+        reverse = RelayedBack(
+            relay,
+            self._one_way(back(relay.direct, rank), Place(layer, "reverse direct"), near=True),
+            self._one_way(back(relay.spread, rank), Place(layer, "reverse spread"), near=True),
+            self._one_way(back(relay.across, rank), Place(layer, "reverse")),
+        )
+        made = self._layer(forth("forward"), reverse, forth("reverse"))
+        index = torch.cat([relay.direct.send_index, relay.across.send_index])
+        return replace(made, boundary_index=index)
+
+    def _layer(self, forward: Exchange, reverse: Exchange, mirrored: Exchange) -> LayerExchange:
+        return LayerExchange(
+            plan=self.plan,
+            forward=forward,
+            reverse=reverse,
+            # Sampled rows' adjoint is of the same rows: the way back.
+            mirrored=mirrored if self.policy.select is None else None,
+            sums_only=self.policy.sums_only,
+        )
+
+    def _one_way(self, route: Route, place: Place, *, near: bool = False) -> Exchange:
+        """Make one direction; near, on a machine, rows travel as they are and are waited for."""
+        policy = HaloPolicy() if near else self.policy
+        codec = make_codec(policy)
         courier = Courier(self.transport, route, codec, self.clock, self.meter, place)
-        selector = make_selector(self.policy, route, self.clock)
-        return SCHEDULES[type(self.policy.schedule)](courier, selector)
+        selector = make_selector(policy, route, self.clock)
+        return SCHEDULES[type(policy.schedule)](courier, selector)
 
 
 def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:
@@ -223,4 +260,4 @@ class _HaloRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         rows = ctx.exchange.reverse.start(grad.contiguous()).wait()
-        return ctx.exchange.plan.add_boundary(grad.new_zeros(ctx.shape), rows), None
+        return ctx.exchange.add_boundary(grad.new_zeros(ctx.shape), rows), None

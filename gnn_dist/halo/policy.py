@@ -9,6 +9,7 @@ A policy is terms joined by `+`, each with options after a colon. Every term bel
     select      which rows travel                       all of them, if nothing is said
     encode      what a row is on the wire               as it is
     schedule    when it is waited for, what is kept     overlap
+    path        through whose hands it goes             owner to reader
 
 This module knows words alone; `exchange.py` and its neighbours do what they say.
 """
@@ -25,11 +26,12 @@ __all__ = [
     "HalfRows",
     "HaloPolicy",
     "Overlap",
+    "Relay",
     "Sampled",
     "Term",
 ]
 
-Stage = Literal["select", "encode", "schedule"]
+Stage = Literal["select", "encode", "schedule", "path"]
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,29 @@ class Float16(HalfRows):
     name = "fp16"
 
 
+@dataclass(frozen=True)
+class Relay(Term):
+    """A row crosses the network once for each machine; there a rank hands it on to its readers.
+
+    Attributes:
+        least: Share of the rows between machines that this must save; below it, rows go directly.
+    """
+
+    name = "relay"
+    stage = "path"
+    exact = True
+
+    least: float = 0.2
+
+    def check(self) -> None:
+        """Raise ConfigError if least is no share."""
+        if not 0.0 <= self.least <= 1.0:
+            raise ConfigError(f"relay: least must lie in [0, 1], got {self.least}")
+
+
 # Every word there is.
 TERMS: dict[str, type[Term]] = {
-    term.name: term for term in (Blocking, Overlap, Sampled, Bfloat16, Float16)
+    term.name: term for term in (Blocking, Overlap, Sampled, Bfloat16, Float16, Relay)
 }
 
 
@@ -133,13 +155,14 @@ class HaloPolicy:
         schedule: When rows are waited for, and what is kept of earlier ones.
         select: Which rows travel; None for all.
         encode: What they are on the wire; None for what they are.
+        path: Through whose hands they go; None for the direct way.
 
     Raises:
         ConfigError: The terms do not go together.
 
     Example:
         >>> HaloPolicy.parse("sampled:p=0.5+bf16")
-        HaloPolicy(schedule=Overlap(), select=Sampled(p=0.5), encode=Bfloat16())
+        HaloPolicy(schedule=Overlap(), select=Sampled(p=0.5), encode=Bfloat16(), path=None)
         >>> str(HaloPolicy.parse("bf16 + overlap"))
         'overlap+bf16'
     """
@@ -147,6 +170,7 @@ class HaloPolicy:
     schedule: Term = field(default_factory=Overlap)
     select: Sampled | None = None
     encode: Term | None = None
+    path: Relay | None = None
 
     @classmethod
     def parse(cls, text: str) -> "HaloPolicy":
@@ -181,7 +205,8 @@ class HaloPolicy:
 
     @property
     def _terms(self) -> list[Term]:
-        return [term for term in (self.schedule, self.select, self.encode) if term is not None]
+        terms = (self.schedule, self.select, self.encode, self.path)
+        return [term for term in terms if term is not None]
 
     def __str__(self) -> str:
         return "+".join(str(term) for term in self._terms)
@@ -191,6 +216,7 @@ MEANING: dict[Stage, str] = {
     "select": "which rows travel",
     "encode": "what rows are on the wire",
     "schedule": "when rows are waited for",
+    "path": "which way rows take",
 }
 
 
