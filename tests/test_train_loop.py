@@ -165,7 +165,7 @@ def test_the_run_folder_holds_what_others_read(parts, tmp_path):
     rows = rows_of(out)
     assert set(rows[0]) == {
         *("epoch", "loss", "train_metric", "val_metric", "test_metric", "epoch_s", "compute_s"),
-        *("halo_wait_s", "grad_sync_s", "halo_bytes", "peak_rss_bytes"),
+        *("halo_wait_s", "grad_sync_s", "halo_bytes", "halo_messages", "peak_rss_bytes", "halo"),
     }
     assert [row["epoch"] for row in rows if row["val_metric"] is not None] == [4, 9, 11]
     best = max(

@@ -47,6 +47,7 @@ class BaseHandle(ABC):
         self._keep = keep
         self._finish = finish
         self._complete = False
+        self.completed_s: float | None = None
         transport.in_flight.add(self)
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -82,10 +83,15 @@ class BaseHandle(ABC):
     def _completed(self) -> None:
         if not self._complete:
             self._complete = True
+            self._seen_complete()
             self._transport.in_flight.discard(self)
             if self._finish is not None:
                 self._finish()
             self._keep = ()
+
+    def _seen_complete(self) -> None:
+        if self.completed_s is None:
+            self.completed_s = time.perf_counter()
 
     @abstractmethod
     def _wait(self, deadline: float) -> None:

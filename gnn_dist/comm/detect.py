@@ -15,6 +15,12 @@ Env = Mapping[str, str]
 # the external step, an interactive shell.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 SINGLE_PORT_RANGE = 20_000
+# They make MPI move messages by a thread of its own: MPICH, Intel MPI, Open MPI.
+PROGRESSES = (
+    "MPIR_CVAR_ASYNC_PROGRESS",
+    "I_MPI_ASYNC_PROGRESS",
+    "OMPI_MCA_btl_tcp_progress_thread",
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class LaunchInfo:
         agent_store: Whether the launcher itself serves the rendezvous at the port.
         threads_set: Whether the number of threads was chosen (OMP_NUM_THREADS).
         attempt: Differs each time that the same launch is restarted.
+        mpi_progress: Whether MPI is to be polled while the program computes: GNN_DIST_MPI_PROGRESS
+            says so by 1 or 0; else it is, unless MPI's own thread for that has been asked for.
 
     Example:
         >>> detect_launch({"PMI_RANK": "1", "PMI_SIZE": "4"}).launcher
@@ -51,6 +59,7 @@ class LaunchInfo:
     agent_store: bool = False
     threads_set: bool = False
     attempt: str = "0"
+    mpi_progress: bool = True
 
     def __post_init__(self) -> None:
         if self.world_size < 0 or not 0 <= self.rank < max(1, self.world_size or self.rank + 1):
@@ -80,10 +89,19 @@ def detect_launch(env: Env) -> LaunchInfo:
     for detect in (_torchrun, _openmpi, _mvapich, _hydra, _slurm, _pmix):
         info = detect(env)
         if info is not None:
-            return replace(info, threads_set=bool(env.get("OMP_NUM_THREADS")))
+            threads_set = bool(env.get("OMP_NUM_THREADS"))
+            return replace(info, threads_set=threads_set, mpi_progress=_mpi_progress(env))
     if "RANK" in env and "WORLD_SIZE" not in env:
         raise ConfigError("RANK is set but WORLD_SIZE is not: set both, or neither")
-    return LaunchInfo()
+    return LaunchInfo(mpi_progress=_mpi_progress(env))
+
+
+def _mpi_progress(env: Env) -> bool:
+    told = env.get("GNN_DIST_MPI_PROGRESS", "")
+    if told not in ("", "0", "1"):
+        raise ConfigError(f"GNN_DIST_MPI_PROGRESS must be 0 or 1, got {told!r}")
+    by_itself = any(env.get(name, "").lower() in ("1", "true", "yes", "on") for name in PROGRESSES)
+    return told == "1" or (told == "" and not by_itself)
 
 
 def _torchrun(env: Env) -> LaunchInfo | None:

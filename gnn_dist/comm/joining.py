@@ -115,7 +115,9 @@ def _meet(info: LaunchInfo, backend: str, timeout_s: float) -> _Meeting:
         return _Meeting(dist.get_rank(), _gather_with_torch)
     no_address = info.master_addr is None or info.master_port is None
     if backend == "mpi" or info.world_size == 0 or (info.is_mpi and no_address):
-        transport = MpiTransport.of_world(Control(info.rank), timeout_s=timeout_s)
+        transport = MpiTransport.of_world(
+            Control(info.rank), timeout_s=timeout_s, progress=info.mpi_progress
+        )
         check_library(
             info.launcher,
             info.world_size,

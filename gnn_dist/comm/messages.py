@@ -8,6 +8,8 @@ from torch import Tensor
 
 __all__ = ["ByteExchange", "Reduction", "as_bytes"]
 
+LEAST_PIECE_BYTES = 256 << 10  # smaller ones would not use the network better
+
 
 @dataclass(frozen=True)
 class ByteExchange:
@@ -32,24 +34,38 @@ class ByteExchange:
         if len(own):
             self.recv[self.recv_ptr[r] : self.recv_ptr[r + 1]].copy_(own)
 
-    def receives(self, max_bytes: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield (source rank, bytes), in pieces of at most `max_bytes`, nearest rank first."""
-        return self._messages(self.recv, self.recv_ptr, -1, max_bytes)
+    def receives(self, max_bytes: int, pieces: int = 1) -> Iterator[tuple[int, Tensor]]:
+        """Yield (source rank, bytes), nearest rank first.
 
-    def sends(self, max_bytes: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield (destination rank, bytes), in pieces of at most `max_bytes`, nearest first."""
-        return self._messages(self.send, self.send_ptr, 1, max_bytes)
+        Args:
+            max_bytes: Of a piece.
+            pieces: How many a message is cut into, unless they became too small or too large.
+        """
+        return self._messages(self.recv, self.recv_ptr, -1, (max_bytes, pieces))
+
+    def sends(self, max_bytes: int, pieces: int = 1) -> Iterator[tuple[int, Tensor]]:
+        """Yield (destination rank, bytes), nearest first.
+
+        Args:
+            max_bytes: Of a piece.
+            pieces: How many a message is cut into, unless they became too small or too large.
+        """
+        return self._messages(self.send, self.send_ptr, 1, (max_bytes, pieces))
 
     def _messages(
-        self, data: Tensor, ptr: list[int], step: int, max_bytes: int
+        self, data: Tensor, ptr: list[int], step: int, cut: tuple[int, int]
     ) -> Iterator[tuple[int, Tensor]]:
         # Rank r sends to r + 1 while it receives from r - 1, and so on: no rank is everybody's
         # first destination.
         world_size = len(ptr) - 1
+        max_bytes, pieces = cut
         for distance in range(1, world_size):
             peer = (self.rank + step * distance) % world_size
-            for start in range(ptr[peer], ptr[peer + 1], max_bytes):
-                yield peer, data[start : min(start + max_bytes, ptr[peer + 1])]
+            begin, end = ptr[peer], ptr[peer + 1]
+            # Of the size of the message alone, so that both ends cut alike.
+            size = min(max_bytes, max(LEAST_PIECE_BYTES, -(-(end - begin) // pieces)))
+            for start in range(begin, end, size):
+                yield peer, data[start : min(start + size, end)]
 
 
 @dataclass(frozen=True)

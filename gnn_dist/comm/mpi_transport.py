@@ -1,14 +1,17 @@
 """The transport over MPI, through mpi4py. mpi4py is imported in this file alone, when needed.
 
 Only nonblocking calls are used, and a wait is a polling loop: a blocking MPI call spins a core,
-cannot be interrupted, and never learns that a rank has died. Data travels as bytes, since not
-every MPI library knows every dtype.
+cannot be interrupted, and never learns that a rank has died. Between calls a thread polls, without
+which MPI would move nothing (`mpi_progress.py`). Data travels as bytes, since not every MPI library
+knows every dtype.
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +24,7 @@ from gnn_dist.comm.base import BaseHandle, BaseTransport
 from gnn_dist.comm.control import Control
 from gnn_dist.comm.local_transport import LocalTransport
 from gnn_dist.comm.messages import ByteExchange, Reduction
+from gnn_dist.comm.mpi_progress import MpiProgress
 from gnn_dist.comm.transport import Handle
 from gnn_dist.errors import CommError, ConfigError
 
@@ -30,6 +34,7 @@ log = logging.getLogger(__name__)
 
 SPIN = 200  # polls before a wait begins to sleep
 MIN_SLEEP_S, MAX_SLEEP_S = 20e-6, 1e-3
+PIECES = 64  # of a message
 
 
 def import_mpi() -> Any:  # noqa: ANN401 - a module
@@ -124,13 +129,37 @@ class MpiHandle(BaseHandle):
     """Requests that complete together."""
 
     _requests: list[tuple[Any, list[int]]]
+    _progress: MpiProgress | None
+    _cause: RuntimeError | None = None
 
-    def of(self, requests: list[tuple[Any, list[int]]]) -> "MpiHandle":
-        """Set the requests, each with the ranks that it waits for, and return self."""
-        self._requests = requests
+    def of(
+        self, requests: list[tuple[Any, list[int]]], progress: MpiProgress | None
+    ) -> "MpiHandle":
+        """Set the requests, each with the ranks that it waits for, and return self.
+
+        Args:
+            requests: Requests and ranks.
+            progress: What polls them until somebody waits; None if MPI needs none.
+        """
+        self._requests, self._progress = requests, progress
+        self._asking = threading.Lock()
+        if progress is not None:
+            progress.add(self)
         return self
 
+    def poll(self) -> bool:
+        """Let messages move; return whether there is nothing more to ask for."""
+        if self._transport.control.failed.is_set():
+            return True
+        with contextlib.suppress(RuntimeError):  # kept for who waits
+            return self._test()
+        return True
+
     def _wait(self, deadline: float) -> None:
+        with self._progress or contextlib.nullcontext():
+            self._poll_until(deadline)
+
+    def _poll_until(self, deadline: float) -> None:
         control = self._transport.control
         polls, sleep_s = 0, MIN_SLEEP_S
         while not self._test():
@@ -143,8 +172,17 @@ class MpiHandle(BaseHandle):
                 sleep_s = min(MAX_SLEEP_S, sleep_s * 1.2)
 
     def _test(self) -> bool:
-        self._requests = [pair for pair in self._requests if not pair[0].Test()]
-        return not self._requests
+        with self._asking:
+            if self._cause is not None:
+                raise self._cause
+            try:
+                self._requests = [pair for pair in self._requests if not pair[0].Test()]
+            except RuntimeError as error:
+                self._cause = error
+                raise
+            if not self._requests:
+                self._seen_complete()
+            return not self._requests
 
     def _pending_peers(self) -> Sequence[int]:
         return sorted({peer for _, peers in self._requests for peer in peers})
@@ -158,6 +196,8 @@ class MpiTransport(BaseTransport):
         control: The control channel of the world.
         world_ranks: For each rank of the group its rank in the world; 0, 1, ... by default.
         timeout_s: How long a wait may take.
+        progress: What polls operations that nobody waits for; None if MPI needs none. The
+            transport of all ranks closes it.
     """
 
     reduce_as = {  # noqa: RUF012 - never changed
@@ -174,6 +214,7 @@ class MpiTransport(BaseTransport):
         control: Control,
         world_ranks: tuple[int, ...] | None = None,
         timeout_s: float = 300.0,
+        progress: MpiProgress | None = None,
     ) -> None:
         super().__init__(
             "mpi",
@@ -184,21 +225,35 @@ class MpiTransport(BaseTransport):
         )
         self._mpi = import_mpi()
         self._comm = comm
+        self._progress = progress
+        self._owns_progress = False
 
     @classmethod
-    def of_world(cls, control: Control, *, timeout_s: float = 300.0) -> "MpiTransport":
-        """Collective. Return a transport of all ranks that MPI started."""
+    def of_world(
+        cls, control: Control, *, timeout_s: float = 300.0, progress: bool = True
+    ) -> "MpiTransport":
+        """Collective. Return a transport of all ranks that MPI started.
+
+        Args:
+            control: The control channel of the world.
+            timeout_s: How long a wait may take.
+            progress: Whether MPI must be polled to move messages while the program computes.
+        """
         mpi = import_mpi()
         comm, request = mpi.COMM_WORLD.Idup()
         transport = cls(comm, control=control, timeout_s=timeout_s)
         others = [r for r in range(comm.Get_size()) if r != comm.Get_rank()]
-        MpiHandle(transport, "start-up", keep=()).of([(request, others)]).wait()
+        MpiHandle(transport, "start-up", keep=()).of([(request, others)], None).wait()
+        if progress and mpi.Query_thread() == mpi.THREAD_MULTIPLE:
+            transport._progress, transport._owns_progress = MpiProgress(), True
         return transport
 
     def close(self) -> None:
         """Free the communicator; safe to call twice."""
         if self._comm is None:
             return
+        if self._owns_progress and self._progress is not None:
+            self._progress.close()
         comm, self._comm = self._comm, None
         if not self.control.failed.is_set() and not self.in_flight:
             comm.Free()
@@ -216,21 +271,29 @@ class MpiTransport(BaseTransport):
             comm.Free()
             return LocalTransport(self.control, world_rank=world_ranks[0])
         child = MpiTransport(
-            comm, control=self.control, world_ranks=world_ranks, timeout_s=self.timeout_s
+            comm,
+            control=self.control,
+            world_ranks=world_ranks,
+            timeout_s=self.timeout_s,
+            progress=self._progress,
         )
         child.max_message_bytes = self.max_message_bytes
         return child
 
     def _start(self, exchange: ByteExchange, channel: int) -> Handle:
+        # In pieces: what asks for the next one of the peer's would else queue, on a connection with
+        # buffers, behind all of our own message, and the two directions would follow each other.
         requests: list[tuple[Any, list[int]]] = []
-        for source, data in exchange.receives(self.max_message_bytes):
+        for source, data in exchange.receives(self.max_message_bytes, PIECES):
             requests.append((self._comm.Irecv(self._spec(data), source, channel), [source]))
-        for destination, data in exchange.sends(self.max_message_bytes):
+        for destination, data in exchange.sends(self.max_message_bytes, PIECES):
             request = self._comm.Isend(self._spec(data), destination, channel)
             requests.append((request, [destination]))
         exchange.copy_own()
         keep = (exchange.send, exchange.recv)
-        return MpiHandle(self, f"exchange on channel {channel}", keep=keep).of(requests)
+        return MpiHandle(self, f"exchange on channel {channel}", keep=keep).of(
+            requests, self._progress
+        )
 
     def _reduce(self, reduction: Reduction) -> Handle:
         op = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[reduction.op]
@@ -243,12 +306,12 @@ class MpiTransport(BaseTransport):
         ]
         keep = (reduction.wire,)
         handle = MpiHandle(self, "all_reduce", keep=keep, finish=reduction.finish)
-        return handle.of(requests)
+        return handle.of(requests, self._progress)
 
     def _broadcast(self, data: Tensor, root: int) -> Handle:
         request = self._comm.Ibcast(self._spec(data), root)
         peers = [r for r in range(self.world_size) if self.rank == root or r == root]
-        return MpiHandle(self, "broadcast", keep=(data,)).of([(request, peers)])
+        return MpiHandle(self, "broadcast", keep=(data,)).of([(request, peers)], self._progress)
 
     def _spec(self, data: Tensor) -> list[Any]:
         return [data.numpy(), self._mpi.BYTE]

@@ -89,6 +89,7 @@ class GlooHandle(TorchHandle):
             left_ms = max(1, int((deadline - time.monotonic()) * 1000))
             self._works[0][0].wait(timedelta(milliseconds=left_ms))
             del self._works[0]
+        self._seen_complete()
 
 
 class NcclHandle(TorchHandle):

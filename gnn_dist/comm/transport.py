@@ -13,7 +13,14 @@ MAX_CHANNEL = 32_000
 
 
 class Handle(Protocol):
-    """An operation on its way. It keeps its buffers alive until it is complete."""
+    """An operation on its way. It keeps its buffers alive until it is complete.
+
+    Attributes:
+        completed_s: When it was first seen to be complete, by `time.perf_counter`; None before, and
+            where it was complete from the start. How closely it is watched is the transport's.
+    """
+
+    completed_s: float | None
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until the operation is complete; waiting again returns at once.
@@ -110,6 +117,8 @@ class Transport(Protocol):
 
 class _Done:
     """The handle of an operation that was complete when it was started."""
+
+    completed_s: float | None = None
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return at once."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gnn_dist.errors import ConfigError, GraphError
+from gnn_dist.halo.ahead import Ahead
 from gnn_dist.halo.block import Block
 from gnn_dist.halo.exchange import LayerExchange, Pending, halo_exchange
 from gnn_dist.ops.csr import CSR, SubCSR
@@ -47,7 +48,8 @@ def aggregate(
 
     Args:
         x: (n, ...) rows of owned sources, or (num_src, ...) where the block has no exchange.
-        block: The layer's graph. Where `x` is its constant, work and exchange are done once.
+        block: The layer's graph. Where `x` is its constant, work and exchange are done once. Of a
+            block `with_ahead`, what has left must be `x`.
         reduce: `sum`, `mean`, `max` or `min`. A destination without in-edges gets zeros.
         weight: (nnz,), or (nnz, H) with x (n, H, ...); for `sum` and `mean` only. Differentiable.
         scale: (num_src,), for `sum` only: an edge from j to i counts scale[i] * scale[j] times.
@@ -90,7 +92,7 @@ def aggregate(
             dst = csr.mean_scale if self_loops else structure.mean_scale
         symmetric = symmetric and structure.is_own_factors(weight)
         symmetric = symmetric and (exchange is None or exchange.mirrored is not None)
-        operator = _Operator(csr, exchange, symmetric, scale, dst)
+        operator = _Operator(csr, exchange, symmetric, scale, dst, block.ahead)
         base = None if onto is None else _flat(_apart(onto, x))
         out = _Sum.apply(_flat(x), weight, base, operator)  # type: ignore[no-untyped-call]
     return out if x.dim() == 2 else out.view(block.num_dst, *x.shape[1:])
@@ -166,6 +168,7 @@ class _Operator(NamedTuple):
         symmetric: Over all ranks, every edge has its reverse, as often and with equal weight.
         src: (num_src,) factors of sources, or None.
         dst: (num_dst,) factors of destinations, or None; where all ranks' are known, (num_src,).
+        ahead: Has posted the rows, and waits for their gradients; None: the sum does.
     """
 
     csr: CSR
@@ -173,6 +176,7 @@ class _Operator(NamedTuple):
     symmetric: bool
     src: Tensor | None
     dst: Tensor | None
+    ahead: Ahead | None = None
 
     @property
     def halves(self) -> tuple[SubCSR, SubCSR | None]:
@@ -205,7 +209,9 @@ class _Sum(torch.autograd.Function):
         here, halo = operator.halves
         src_here, src_halo = operator.src_halves
         pending: Pending | None = None
-        if operator.exchange is not None:
+        if operator.ahead is not None:
+            pending = operator.ahead.pending()
+        elif operator.exchange is not None:
             pending = operator.exchange.forward.start(x)
         if onto is not None:
             ctx.mark_dirty(onto)
@@ -235,12 +241,16 @@ class _Sum(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = _weight_gradient(operator, grad, weight, (x, rows))
-        if finish is not None:
-            grad_x = finish()
+        if finish is not None and grad_x is not None:
+            if operator.ahead is None:
+                grad_x = finish(grad_x)
+            else:
+                operator.ahead.leave(finish)
         return grad_x, grad_weight, grad if ctx.needs_input_grad[2] else None, None
 
 
-Adjoint = tuple[Tensor, Callable[[], Tensor] | None]
+# What is known of a gradient before others' rows are here, and what adds these.
+Adjoint = tuple[Tensor, Callable[[Tensor], Tensor] | None]
 
 
 def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
@@ -260,7 +270,7 @@ def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
         return transposed(here, src_here), None
     pending = exchange.reverse.start(transposed(halo, src_halo))
     grad_x = transposed(here, src_here)
-    return grad_x, lambda: exchange.add_boundary(grad_x, pending.wait())
+    return grad_x, lambda grad_x: exchange.add_boundary(grad_x, pending.wait())
 
 
 def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
@@ -283,7 +293,7 @@ def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
     pending = mirrored.start(grad)
     grad_x = spmm_sum(here.csr, grad, Factors(weight, here.position, dst_here, src_here))
 
-    def finish() -> Tensor:
+    def finish(grad_x: Tensor) -> Tensor:
         factors = Factors(weight, halo.position, dst_halo, src_here)
         return spmm_sum(halo.csr, pending.wait(), factors, out=grad_x)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gnn_dist.errors import GraphError
+from gnn_dist.halo.ahead import Ahead
 from gnn_dist.halo.exchange import LayerExchange
 from gnn_dist.shard.structure import Structure
 
@@ -40,11 +41,19 @@ class Block:
         exchange: Brings the rows of sources beyond the destinations (one per layer); None when
             `x` already holds all sources' rows.
         constant: Rows that `x` may be in every step.
+        ahead: Posts the rows that are to be aggregated before they are; None: `aggregate` does.
     """
 
     structure: Structure
     exchange: LayerExchange | None = None
     constant: Constant | None = None
+    ahead: Ahead | None = None
+
+    def with_ahead(self) -> "Block":
+        """Return the block for one aggregation, a sum or mean, whose rows leave ahead of it."""
+        if self.exchange is None or self.exchange.is_alone:
+            return self
+        return replace(self, ahead=Ahead(self.exchange))
 
     def is_constant(self, x: object) -> bool:
         """Return whether rows are the constant ones, and have no gradient."""

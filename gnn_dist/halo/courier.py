@@ -1,22 +1,27 @@
 """Carries rows along a route: encodes, sends, receives, decodes, and counts what it does."""
 
+import itertools
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gnn_dist.comm.transport import Handle, Transport
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.codec import Codec
 from gnn_dist.halo.route import Route
-from gnn_dist.profile.meter import HALO_WAIT, Meter
+from gnn_dist.profile.meter import Lane, Meter
 
-__all__ = ["Courier", "Parcel", "Place"]
+__all__ = ["DIRECTIONS", "Courier", "Parcel", "Place"]
 
 # Values, gradients; and more for what only some layers, or some policies, send.
 DIRECTIONS = (
     *("forward", "reverse", "up", "down"),
     *("forward direct", "forward spread", "reverse direct", "reverse spread"),
 )
+ROLL_CALLS = 16_000  # channels from here on tell that a sender has come to an exchange
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Place:
     def channel(self) -> int:
         """The transport's channel, which tells exchanges that are in flight together apart."""
         return len(DIRECTIONS) * self.layer + DIRECTIONS.index(self.direction)
+
+    @property
+    def lane(self) -> Lane:
+        """Where a meter counts it."""
+        return self.layer, self.direction
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +78,24 @@ class Courier:
         key = self.clock.key(self.place.channel)
         wire = self.codec.encode(rows, route.send_index, route.send_id, key)
         received = self.codec.buffer(rows, route.num_received)
+        roll_call = self._call_roll(route) if self.meter.separates_skew else None
+        posted_s = time.perf_counter()
         handle = self.transport.exchange(
             wire, route.send_ptr, received, route.recv_ptr, self.place.channel
         )
-        self.meter.halo_bytes += wire.numel() * wire.element_size()
-        return Parcel(self, route, handle, received, rows.new_empty((0, *rows.shape[1:])))
+        self.meter.sent(self.place.lane, wire.numel() * wire.element_size(), route.num_messages)
+        if self.meter.trace is not None:
+            handle.done()  # some transports look whether it is complete from the first question on
+        like = rows.new_empty((0, *rows.shape[1:]))
+        return Parcel(self, route, handle, received, like, roll_call, posted_s)
+
+    def _call_roll(self, route: Route) -> Handle:
+        """Collective. Start to send a byte wherever rows go: it arrives once they are sent."""
+        ptrs = [_ones(ptr) for ptr in (route.send_ptr, route.recv_ptr)]
+        device = self.transport.device
+        here, others = (torch.zeros(ptr[-1], dtype=torch.uint8, device=device) for ptr in ptrs)
+        channel = ROLL_CALLS + self.place.channel
+        return self.transport.exchange(here, ptrs[0], others, ptrs[1], channel)
 
 
 @dataclass
@@ -85,6 +108,8 @@ class Parcel:
         handle: The transport's.
         wire: What is received.
         like: No rows, of the width and dtype of those that were encoded.
+        roll_call: Complete once every sender has come to this exchange; None if nobody asks.
+        posted_s: When it was posted, by `time.perf_counter`.
     """
 
     courier: Courier
@@ -92,13 +117,28 @@ class Parcel:
     handle: Handle
     wire: Tensor
     like: Tensor
+    roll_call: Handle | None
+    posted_s: float
 
     def wait(self) -> Tensor:
         """Return the route's received rows (r, ...), decoded."""
-        with self.courier.meter.timed(HALO_WAIT):
+        meter, place = self.courier.meter, self.courier.place
+        with meter.waiting(place.lane):
+            if self.roll_call is not None:
+                with meter.late(place.lane):
+                    self.roll_call.wait()
             self.handle.wait()
+        if meter.trace is not None:
+            track = f"layer {place.layer} {place.direction}"
+            end_s = self.handle.completed_s or self.posted_s  # with itself alone, at once
+            meter.trace.add("exchange", self.posted_s, end_s, track)
         return self.courier.codec.decode(self.wire, self.like)
 
     def done(self) -> bool:
         """Return whether `wait` would not block."""
         return self.handle.done()
+
+
+def _ones(ptr: Sequence[int]) -> tuple[int, ...]:
+    """Return offsets of one element wherever there are rows."""
+    return tuple(itertools.accumulate((int(a < b) for a, b in itertools.pairwise(ptr)), initial=0))

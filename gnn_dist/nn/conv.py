@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.aggregate import REDUCES, aggregate
+from gnn_dist.halo.ahead import depart
 from gnn_dist.halo.block import Block
 from gnn_dist.ops.linear import linear as linear_rows
 from gnn_dist.ops.linear import linear_onto, linear_pair
@@ -140,10 +141,12 @@ class SAGEConv(nn.Module):
         if not transform_first:
             rows = aggregate(dense(x), block, reduce=self.reduce)
             return linear_onto(linear(own, self.lin_r.weight, bias), rows, weight)
+        block = block.with_ahead()
         if own is x and isinstance(x, Tensor):
-            rows, root = linear_pair(x, weight, self.lin_r.weight, bias)
+            rows, root = linear_pair(x, weight, self.lin_r.weight, bias, use=block.ahead)
         else:
-            rows, root = linear(x, weight), linear(own, self.lin_r.weight, bias)
+            rows = depart(linear(x, weight), block.ahead)
+            root = linear(own, self.lin_r.weight, bias)
         return aggregate(rows, block, reduce=self.reduce, onto=root)
 
     def _without_root(

@@ -1,6 +1,6 @@
 """Linear maps of many rows, whose outputs reuse memory."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ __all__ = [
 PANEL_ROWS = 4096  # of a product that takes the place of its factor
 
 
+class FirstUse(Protocol):
+    """What else is done with the first of two products while the second is made."""
+
+    def made(self, rows: Tensor) -> None:
+        """Take the product (n, K)."""
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """Return the product's gradient (n, K), completed."""
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias; differentiable.
 
@@ -41,7 +51,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_pair(
-    x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None = None
+    x: Tensor,
+    first: Tensor,
+    second: Tensor,
+    bias: Tensor | None = None,
+    *,
+    use: FirstUse | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return x @ first.T and x @ second.T + bias, whose gradients for `x` are added up in place.
 
@@ -50,11 +65,13 @@ def linear_pair(
         first: (K, F).
         second: (L, F).
         bias: (L,), or None.
+        use: Is told of the first product before the second is made, and asked for the first's
+            gradient after the second's is used up.
 
     Returns:
         (n, K) and (n, L).
     """
-    return _Pair.apply(computed(x), first, second, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return _Pair.apply(computed(x), first, second, bias, use)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def linear_onto(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -152,26 +169,33 @@ class _Linear(torch.autograd.Function):
 class _Pair(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, first: Tensor, second: Tensor, bias: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None,
+        use: FirstUse | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, first, second)
-        return product(x, first), product(x, second, bias)
+        ctx.use = use
+        rows = product(x, first)
+        if use is not None:
+            use.made(rows)
+        return rows, product(x, second, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, first, second = ctx.saved_tensors
-        needs_x, needs_first, needs_second, needs_bias = ctx.needs_input_grad
-        grad_x = None
-        if needs_x:
-            grad_x = _row_gradient(grads[0], first)
-            grad_x.addmm_(grads[1], second.to(grad_x.dtype))
-        return (
-            grad_x,
-            weight_gradient(grads[0], x, first) if needs_first else None,
-            weight_gradient(grads[1], x, second) if needs_second else None,
-            _bias_gradient(needs_bias, grads[1], second.dtype),
-        )
+        needs_x, needs_first, needs_second, needs_bias, _ = ctx.needs_input_grad
+        grad_x = _row_gradient(grads[1], second) if needs_x else None
+        grad_second = weight_gradient(grads[1], x, second) if needs_second else None
+        grad_bias = _bias_gradient(needs_bias, grads[1], second.dtype)
+        grad = grads[0] if ctx.use is None else ctx.use.gradient(grads[0])
+        if grad_x is not None:
+            grad_x.addmm_(grad, first.to(grad_x.dtype))
+        grad_first = weight_gradient(grad, x, first) if needs_first else None
+        return grad_x, grad_first, grad_second, grad_bias, None
 
 
 class _Onto(torch.autograd.Function):

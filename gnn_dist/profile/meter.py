@@ -1,18 +1,50 @@
-"""Seconds by phase and bytes on the wire, of one rank, since the last reset."""
+"""Seconds by phase, and what halo exchanges sent and waited for, of one rank since a reset."""
 
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-__all__ = ["GRAD_SYNC", "HALO_WAIT", "Meter", "peak_rss_bytes"]
+from gnn_dist.profile.trace import Trace
+
+__all__ = ["GRAD_SYNC", "HALO_WAIT", "HaloCount", "Lane", "Meter", "peak_rss_bytes"]
 
 HALO_WAIT = "halo_wait"
 GRAD_SYNC = "grad_sync"
 
+Lane = tuple[int, str]  # a layer and a direction
+
+
+@dataclass
+class HaloCount:
+    """What the exchanges of one layer and direction did.
+
+    Attributes:
+        exchanges: How many there were.
+        bytes: Sent by this rank.
+        messages: Sent by it: ranks that got rows.
+        wait_s: Seconds of waiting for rows.
+        late_s: Of them, seconds in which some sender had not even started to send; 0 unless the
+            meter separates skew.
+    """
+
+    exchanges: int = 0
+    bytes: int = 0
+    messages: int = 0
+    wait_s: float = 0.0
+    late_s: float = 0.0
+
 
 class Meter:
     """Counts for one rank. Not shared between threads.
+
+    Attributes:
+        halo: Counts of exchanges by layer and direction.
+        separates_skew: Whether exchanges find out which part of their waiting is for senders that
+            are late; it costs a message of one byte beside each message. To be set before a step,
+            alike on all ranks.
+        trace: Records what happens when, if it is not None; to be set before a step.
 
     Example:
         >>> meter = Meter()
@@ -24,7 +56,19 @@ class Meter:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
-        self.halo_bytes = 0
+        self.halo: dict[Lane, HaloCount] = defaultdict(HaloCount)
+        self.separates_skew = False
+        self.trace: Trace | None = None
+
+    @property
+    def halo_bytes(self) -> int:
+        """Bytes sent in exchanges."""
+        return sum(count.bytes for count in self.halo.values())
+
+    @property
+    def halo_messages(self) -> int:
+        """Messages sent in exchanges."""
+        return sum(count.messages for count in self.halo.values())
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -33,7 +77,40 @@ class Meter:
         try:
             yield
         finally:
-            self._seconds[phase] += time.perf_counter() - start
+            self._add(phase, start)
+
+    @contextmanager
+    def waiting(self, lane: Lane) -> Iterator[None]:
+        """Add the time spent inside to the waiting for rows of a layer and direction."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.halo[lane].wait_s += self._add(HALO_WAIT, start)
+
+    @contextmanager
+    def late(self, lane: Lane) -> Iterator[None]:
+        """Add the time spent inside, part of some waiting, to that for late senders."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.halo[lane].late_s += time.perf_counter() - start
+
+    def sent(self, lane: Lane, num_bytes: int, num_messages: int) -> None:
+        """Count an exchange that was posted."""
+        count = self.halo[lane]
+        count.exchanges += 1
+        count.bytes += num_bytes
+        count.messages += num_messages
+
+    def _add(self, phase: str, start: float) -> float:
+        """Add the time since `start` to a phase, and return it."""
+        end = time.perf_counter()
+        self._seconds[phase] += end - start
+        if self.trace is not None:
+            self.trace.add(phase, start, end)
+        return end - start
 
     def seconds(self, phase: str) -> float:
         """Return the seconds of a phase."""
@@ -42,7 +119,7 @@ class Meter:
     def reset(self) -> None:
         """Start again from zero."""
         self._seconds.clear()
-        self.halo_bytes = 0
+        self.halo.clear()
 
 
 def peak_rss_bytes() -> int:

@@ -135,6 +135,8 @@ class RunConfig:
     """Share of the gradients' elements that topk sends."""
     prune: bool = False
     """Leave out of training, layer by layer, what the loss does not depend on; exact."""
+    profile_skew: bool = False
+    """Tell waiting for ranks that are late from transfer, at the cost of small messages."""
     timeout: float = 300.0
     """Seconds to wait for another rank before giving up."""
     verify: bool = True

@@ -21,7 +21,7 @@ from gnn_dist.halo.prune import active_layers
 from gnn_dist.nn.conv import Rows
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
-from gnn_dist.profile.meter import GRAD_SYNC, HALO_WAIT, Meter
+from gnn_dist.profile.meter import GRAD_SYNC, HALO_WAIT, HaloCount, Lane, Meter
 from gnn_dist.shard.shard import Shard
 from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.task import NodeTask, node_loss
@@ -158,6 +158,8 @@ class StepReport:
         grad_sync_s: In the gradient reduction after the backward, waiting for slower ranks
             included.
         halo_bytes: Bytes of halo rows and of their gradients that this rank sent.
+        halo_messages: Messages that they went in.
+        halo: The same and more by layer and direction.
     """
 
     loss: float
@@ -166,10 +168,15 @@ class StepReport:
     halo_wait_s: float
     grad_sync_s: float
     halo_bytes: int
+    halo_messages: int
+    halo: dict[Lane, HaloCount]
 
 
 class FullBatch:
     """Steps and predictions of a model over the shards of all ranks.
+
+    Attributes:
+        meter: Counts what a step does, from its beginning.
 
     Args:
         model: Takes `(features, blocks)`.
@@ -245,6 +252,8 @@ class FullBatch:
             halo_wait_s=halo_wait,
             grad_sync_s=grad_sync,
             halo_bytes=self.meter.halo_bytes,
+            halo_messages=self.meter.halo_messages,
+            halo=dict(self.meter.halo),
         )
 
     @torch.no_grad()

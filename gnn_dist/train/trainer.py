@@ -29,6 +29,7 @@ from gnn_dist.train.checkpoint import (
 from gnn_dist.train.config import TrainConfig
 from gnn_dist.train.full_batch import FullBatch, StepReport, TrainingSet
 from gnn_dist.train.gradients import GradientSync
+from gnn_dist.train.halo_report import halo_rows, halo_table
 from gnn_dist.train.metrics import evaluate_metric, metric_name
 from gnn_dist.train.optim import make_optimizer, make_scheduler
 from gnn_dist.train.run_folder import RunFolder
@@ -114,6 +115,7 @@ class Trainer:
                 share=config.grad_share,
             ),
         )
+        self.full_batch.meter.separates_skew = config.profile_skew
         self.optimizer = make_optimizer(self.model.parameters(), config)
         self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
         self.progress = Progress()
@@ -182,18 +184,25 @@ class Trainer:
             self._save(folder, LAST)
         return row
 
-    def _over_ranks(self, report: StepReport) -> dict[str, float]:
-        """Collective. Return times and memory of the slowest rank, and bytes of all."""
-        names = ("epoch_s", "compute_s", "halo_wait_s", "grad_sync_s")
-        mine = [getattr(report, name) for name in names]
-        values = [*mine, report.halo_bytes, peak_rss_bytes()]
-        table = torch.zeros(self.world.world_size, len(values), dtype=torch.float64)
+    def _over_ranks(self, report: StepReport) -> dict[str, Any]:
+        """Collective. Return times and memory of the slowest rank, bytes and messages of all."""
+        times = ("epoch_s", "compute_s", "halo_wait_s", "grad_sync_s")
+        sums = ("halo_bytes", "halo_messages")
+        mine = [*(getattr(report, name) for name in (*times, *sums)), peak_rss_bytes()]
+        lanes, counts = halo_table(report.halo, self.model.num_blocks)
+        table = torch.zeros(self.world.world_size, len(mine) + counts.numel(), dtype=torch.float64)
+        table[self.world.rank] = torch.cat(
+            [torch.tensor(mine, dtype=torch.float64), counts.view(-1)]
+        )
         table = table.to(self.world.transport.device)
-        table[self.world.rank] = torch.tensor(values)
         self.world.transport.all_reduce(table).wait()
-        row: dict[str, float] = dict(zip(names, table.amax(0).tolist(), strict=False))
-        row["halo_bytes"] = int(table[:, -2].sum())
-        row["peak_rss_bytes"] = int(table[:, -1].max())
+        table = table.cpu()
+        row: dict[str, Any] = dict(zip(times, table.amax(0).tolist(), strict=False))
+        total = table.sum(0).tolist()
+        row.update({name: int(total[len(times) + i]) for i, name in enumerate(sums)})
+        row["peak_rss_bytes"] = int(table[:, len(mine) - 1].max())
+        by_rank = table[:, len(mine) :].view(-1, *counts.shape)
+        row["halo"] = halo_rows(lanes, by_rank, with_late=self.config.profile_skew)
         return row
 
     def _save(self, folder: RunFolder | None, name: str) -> None:
