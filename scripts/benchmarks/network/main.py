@@ -50,8 +50,10 @@ def main() -> None:
             for rate in options.rate:
                 with Hosts.made(options.ranks, None if rate == "none" else rate) as hosts:
                     for backend in options.backend:
-                        found = measured(hosts, backend, parts, options, Path(folder))
+                        found, trace = measured(hosts, backend, parts, options, Path(folder))
                         print_table(f"{about}; {backend} at {rate}", found)
+                        if trace is not None:
+                            print_trace(trace, found)
 
 
 def parsed_options() -> argparse.Namespace:
@@ -102,11 +104,13 @@ def partitioned(graph: str, options: argparse.Namespace, folder: Path) -> tuple[
 
 def measured(
     hosts: Hosts, backend: str, parts: Path, options: argparse.Namespace, folder: Path
-) -> list[dict[str, Any]]:
-    """Run all policies on one backend; return the results by rank."""
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Run all policies on one backend; return the results by rank, and the trace's file."""
     out = folder / "result.json"
     out.unlink(missing_ok=True)
-    trace = options.trace and str(options.trace.with_stem(f"{options.trace.stem}-{backend}"))
+    trace: str | None = None
+    if options.trace is not None:
+        trace = str(options.trace.absolute().with_stem(f"{options.trace.stem}-{backend}"))
     spec = {
         "backend": backend,
         "parts": str(parts),
@@ -124,7 +128,7 @@ def measured(
     started = over_mpi(hosts, command) if backend == "mpi" else over_torch(hosts, command)
     finish(started)
     found: list[dict[str, Any]] = json.loads(out.read_text())
-    return found
+    return found, trace
 
 
 def environment(hosts: Hosts) -> dict[str, str]:
@@ -218,6 +222,13 @@ def print_table(title: str, by_rank: list[dict[str, Any]]) -> None:
         f"in the halo wait{' of transfer' if by_rank[0][first]['late_s'] else ''}.",
         flush=True,
     )
+
+
+def print_trace(path: str, by_rank: list[dict[str, Any]]) -> None:
+    """Print what a trace shows."""
+    early, every = (sum(rank["rows"]["early"][i] for rank in by_rank) for i in (0, 1))
+    print(f"\nTrace in {path}: {early} of {every} exchanges were complete when they were ", end="")
+    print("waited for.", flush=True)
 
 
 def worst(by_rank: list[dict[str, Any]], name: str, key: str) -> float:

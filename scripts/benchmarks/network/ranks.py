@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,18 +111,7 @@ def main() -> None:
     torch.set_num_threads(spec["threads"])
     with World.from_env(spec["backend"], timeout_s=120.0) as world:
         shard = gd.load_shard(spec["parts"], world)
-        first = spec["policies"][0]
-        noting = Noting(world.transport)
-        variants = {
-            policy: Variant(trainer_step(shard, world, policy, spec)) for policy in spec["policies"]
-        }
-        silent = with_transport(world, Silent(world.transport))
-        variants[COMPUTE] = Variant(trainer_step(shard, silent, first, spec))
-        listened = trainer_step(shard, with_transport(world, noting), first, spec)
-        listened()  # whose first epoch also exchanges what is made once
-        noting.noted.clear()
-        listened()
-        variants[COMMUNICATION] = Variant(lambda: {"by_track": noting.replay()})
+        variants = made_variants(shard, world, spec)
         for turn in range(WARM_UP + spec["epochs"]):
             for variant in variants.values():
                 world.transport.barrier()
@@ -131,13 +120,28 @@ def main() -> None:
                     variant.rows.append(row)
         mine = {name: medians(variant.rows) for name, variant in variants.items()}
         mine["rows"] = {"owned": shard.num_owned, "halo": shard.num_halo}
+        if spec["trace"]:
+            step = trainer_step(shard, world, spec["policies"][0], spec, Trace())
+            mine["rows"]["early"] = write_trace(step, world, Path(spec["trace"]))
         everyone = world.transport.all_gather_object(mine)
         if world.is_main:
             Path(spec["out"]).write_text(json.dumps(everyone))
-        if spec["trace"]:
-            write_trace(
-                trainer_step(shard, world, first, spec, Trace()), world, Path(spec["trace"])
-            )
+
+
+def made_variants(shard: Shard, world: World, spec: dict[str, Any]) -> dict[str, Variant]:
+    """Collective. Return what takes turns, by name."""
+    variants = {
+        policy: Variant(trainer_step(shard, world, policy, spec)) for policy in spec["policies"]
+    }
+    first, noting = spec["policies"][0], Noting(world.transport)
+    silent = with_transport(world, Silent(world.transport))
+    variants[COMPUTE] = Variant(trainer_step(shard, silent, first, spec))
+    listened = trainer_step(shard, with_transport(world, noting), first, spec)
+    listened()  # its first epoch also exchanges what is made once
+    noting.noted.clear()
+    listened()
+    variants[COMMUNICATION] = Variant(lambda: {"by_track": noting.replay()})
+    return variants
 
 
 def with_transport(world: World, transport: Transport | Wrapped) -> World:
@@ -185,11 +189,17 @@ def trainer_step(
 def between(spans: Sequence[Span]) -> dict[str, float]:
     """Return by track the seconds from posting an exchange to waiting for it."""
     seconds: dict[str, float] = {}
+    for wait, exchange in waits_and_exchanges(spans):
+        passed = wait.start_s - exchange.start_s
+        seconds[exchange.track] = seconds.get(exchange.track, 0.0) + passed
+    return seconds
+
+
+def waits_and_exchanges(spans: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
+    """Yield each exchange with the waiting for it, which is recorded just before."""
     for wait, exchange in itertools.pairwise(spans):
         if (wait.name, exchange.name) == (HALO_WAIT, "exchange"):
-            passed = wait.start_s - exchange.start_s
-            seconds[exchange.track] = seconds.get(exchange.track, 0.0) + passed
-    return seconds
+            yield wait, exchange
 
 
 def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -217,14 +227,20 @@ def peak_memory() -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def write_trace(step: Callable[[], dict[str, Any]], world: World, path: Path) -> None:
-    """Collective. Write what an epoch did on all ranks as a Chrome trace."""
+def write_trace(step: Callable[[], dict[str, Any]], world: World, path: Path) -> tuple[int, int]:
+    """Collective. Write what an epoch did on all ranks as a Chrome trace.
+
+    Returns:
+        This rank's exchanges that were complete before they were waited for, and all of them.
+    """
     for _ in range(WARM_UP + 1):
         world.transport.barrier()
         spans = step()["spans"]
     everyone = world.transport.all_gather_object(with_compute(spans))
     if world.is_main:
         write_chrome_trace(path, everyone)
+    pairs = list(waits_and_exchanges(spans))
+    return sum(exchange.end_s <= wait.start_s for wait, exchange in pairs), len(pairs)
 
 
 def with_compute(spans: list[Span]) -> list[Span]:
