@@ -426,3 +426,19 @@ def test_a_lone_element_of_any_stride_has_bytes():
     assert column.is_contiguous()
     assert column.stride() == (2,)
     assert as_bytes(column).tolist() == [3, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_messages_are_cut_alike_at_both_ends():
+    mib = 1 << 20
+    for size, expected in [
+        (0, []),
+        (100, [100]),
+        (mib + 1, [mib // 4] * 4 + [1]),  # small pieces would gain nothing
+        (64 * mib, [mib] * 64),
+        (200 * mib, [2 * mib] * 100),  # no larger than allowed
+    ]:
+        data, nothing = torch.empty(size, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+        sends = ByteExchange(data, [0, 0, size], nothing, [0, 0, 0], 0).sends(2 * mib, 64)
+        receives = ByteExchange(nothing, [0, 0, 0], data, [0, size, size], 1).receives(2 * mib, 64)
+        assert [len(piece) for _, piece in sends] == expected
+        assert [len(piece) for _, piece in receives] == expected

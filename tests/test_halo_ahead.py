@@ -9,6 +9,7 @@ from gnn_dist.halo.ahead import Ahead, depart
 from gnn_dist.halo.block import Block
 from gnn_dist.halo.exchange import ExchangeMaker
 from gnn_dist.halo.load import load_shard
+from gnn_dist.ops import linear as linear_module
 from gnn_dist.ops.linear import linear, linear_pair
 from gnn_dist.shard.format import write_partition
 from gnn_dist.testing import run_ranks
@@ -88,26 +89,36 @@ def order(world, folder):
         block = Block(plain.structure, plain.exchange, ahead=Watched(plain.exchange, log))
         x = shard.x.double()[:, :3].clone().requires_grad_()
         first, second, bias = parameters()
-        if way == "pair":
-            rows, root = linear_pair(x, first, second, bias, use=block.ahead)
-        else:
-            rows = depart(linear(x, first), block.ahead)
-            # Not leaves, so that autograd may choose when their gradients are computed.
-            root = linear(x, second * 1.0, bias * 1.0)
-            root.grad_fn.register_hook(lambda *_, log=log: log.append("gradients of the root"))
-        log.append("sum")
-        out = aggregate(rows, block, onto=root)
-        out.sum().backward()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("product", "weight_gradient"):
+                plain_function = getattr(linear_module, name)
+                patch.setattr(linear_module, name, logged(plain_function, name, log))
+            if way == "pair":
+                rows, root = linear_pair(x, first, second, bias, use=block.ahead)
+            else:
+                rows = depart(linear(x, first), block.ahead)
+                root = linear(x, second, bias)
+            log.append("sum")
+            aggregate(rows, block, onto=root).sum().backward()
         logs.append(log)
     return logs
+
+
+def logged(function, name, log):
+    def call(*args, **kwargs):
+        log.append(name)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def test_what_does_not_depend_on_rows_is_done_before_they_are_waited_for(tmp_path):
     _, graph, partition = awkward_case("random partition", 2)
     write_partition(graph, partition, tmp_path / "parts")
-    for pair, departed in run_ranks(order, 2, tmp_path / "parts"):
-        assert pair == ["post", "sum", "wait for gradients"]
-        assert departed == ["post", "sum", "gradients of the root", "wait for gradients"]
+    forward = ["product", "post", "product", "sum"]
+    backward = ["weight_gradient", "wait for gradients", "weight_gradient"]
+    for logs in run_ranks(order, 2, tmp_path / "parts"):
+        assert logs == [forward + backward] * 2
 
 
 def one_rank(world, folder):

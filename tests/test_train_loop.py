@@ -185,6 +185,21 @@ def test_halo_bytes_are_those_that_the_plan_predicts(parts, tmp_path):
     assert first == second + boundary * 8 * read_meta(parts).num_features
 
 
+def test_halo_columns_by_layer_add_up(parts, tmp_path):
+    out = tmp_path / "run"
+    run_ranks(run, 3, parts, out, {"model": "gcn", "epochs": 2, "profile_skew": True})
+    first, second = rows_of(out)  # each after an evaluation, which does not count
+    for row in (first, second):
+        lanes = {(lane["layer"], lane["direction"]): lane for lane in row["halo"]}
+        assert set(lanes) == {(0, "forward"), (1, "forward"), (1, "reverse")} - (
+            set() if row is first else {(0, "forward")}
+        )
+        for name in ("bytes", "messages"):
+            assert sum(lane[name] for lane in lanes.values()) == row[f"halo_{name}"] > 0
+        assert all(0.0 <= lane["late_s"] <= lane["wait_s"] for lane in lanes.values())
+    assert second["halo"][0]["bytes"] == second["halo"][1]["bytes"]
+
+
 def boundary_rows(world, folder):
     plan = gd.load_shard(folder, world).plan
     assert plan.num_halo >= 0

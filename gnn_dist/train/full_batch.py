@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -253,7 +253,8 @@ class FullBatch:
             grad_sync_s=grad_sync,
             halo_bytes=self.meter.halo_bytes,
             halo_messages=self.meter.halo_messages,
-            halo=dict(self.meter.halo),
+            # Copies: an evaluation counts on.
+            halo={lane: replace(count) for lane, count in self.meter.halo.items()},
         )
 
     @torch.no_grad()
