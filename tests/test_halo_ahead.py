@@ -76,6 +76,10 @@ class Watched(Ahead):
         self.log.append("post")
         super().made(rows)
 
+    def leave(self, finish):
+        self.log.append("gradients are posted")
+        super().leave(finish)
+
     def gradient(self, grad):
         self.log.append("wait for gradients")
         return super().gradient(grad)
@@ -116,7 +120,7 @@ def test_what_does_not_depend_on_rows_is_done_before_they_are_waited_for(tmp_pat
     _, graph, partition = awkward_case("random partition", 2)
     write_partition(graph, partition, tmp_path / "parts")
     forward = ["product", "post", "product", "sum"]
-    backward = ["weight_gradient", "wait for gradients", "weight_gradient"]
+    backward = ["gradients are posted", "weight_gradient", "wait for gradients", "weight_gradient"]
     for logs in run_ranks(order, 2, tmp_path / "parts"):
         assert logs == [forward + backward] * 2
 
