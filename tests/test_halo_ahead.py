@@ -4,6 +4,7 @@ import pytest
 import torch
 from awkward import awkward_case
 
+from gnn_dist.errors import ConfigError
 from gnn_dist.halo.aggregate import aggregate
 from gnn_dist.halo.ahead import Ahead, depart
 from gnn_dist.halo.block import Block
@@ -123,6 +124,18 @@ def test_what_does_not_depend_on_rows_is_done_before_they_are_waited_for(tmp_pat
     backward = ["gradients are posted", "weight_gradient", "wait for gradients", "weight_gradient"]
     for logs in run_ranks(order, 2, tmp_path / "parts"):
         assert logs == [forward + backward] * 2
+
+
+def extreme(world, folder):
+    block, shard = block_of(world, folder)
+    with pytest.raises(ConfigError, match="ahead of a sum or mean only, got reduce='max'"):
+        aggregate(shard.x, block.with_ahead(), reduce="max")
+
+
+def test_a_maximum_is_refused(tmp_path):
+    _, graph, partition = awkward_case("random partition", 2)
+    write_partition(graph, partition, tmp_path / "parts")
+    run_ranks(extreme, 2, tmp_path / "parts")
 
 
 def one_rank(world, folder):

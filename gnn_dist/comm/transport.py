@@ -13,14 +13,15 @@ MAX_CHANNEL = 32_000
 
 
 class Handle(Protocol):
-    """An operation on its way. It keeps its buffers alive until it is complete.
+    """An operation on its way. It keeps its buffers alive until it is complete."""
 
-    Attributes:
-        completed_s: When it was first seen to be complete, by `time.perf_counter`; None before, and
-            where it was complete from the start. How closely it is watched is the transport's.
-    """
+    @property
+    def completed_s(self) -> float | None:
+        """When it was first seen to be complete, by `time.perf_counter`.
 
-    completed_s: float | None
+        None before, and where it was complete from the start. How closely an operation is watched
+        is the transport's.
+        """
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until the operation is complete; waiting again returns at once.

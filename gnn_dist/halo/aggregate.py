@@ -132,6 +132,8 @@ def _check(
         raise GraphError(f"x must have {block.num_rows_in} rows for this block, got {x.size(0)}")
     if reduce in ("max", "min") and any(value is not None for value in given):
         raise ConfigError(f"weights are for sum and mean, onto too, got reduce={reduce!r}")
+    if reduce in ("max", "min") and block.ahead is not None:
+        raise ConfigError(f"rows leave ahead of a sum or mean only, got reduce={reduce!r}")
     if scale is not None and reduce != "sum":
         raise ConfigError(f"scale is for sum, got reduce={reduce!r}")
     if weight is not None:

@@ -137,6 +137,11 @@ class _Then:
         self._handle, self._then = handle, then
         self._complete = False
 
+    @property
+    def completed_s(self) -> float | None:
+        """When the operation was seen to be complete."""
+        return self._handle.completed_s
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait, then do it."""
         self._handle.wait(timeout_s)
