@@ -196,6 +196,7 @@ def _message_cost(transport: Transport, like: Tensor) -> tuple[float, float]:
     """Collective. Return the seconds of a sum of one element, and more for each further byte."""
 
     def median_s(size: int) -> float:
+        """Collective. Return the seconds of a sum of so many elements."""
         seconds = []
         for _ in range(TRIES):
             values = torch.zeros(size, dtype=like.dtype, device=like.device)
