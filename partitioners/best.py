@@ -25,7 +25,7 @@ MTKAHYPAR_UP_TO = 3_000_000  # edges: some 10 s for each million of them on two 
 # Small graphs are searched several times, those aside whose searches are over before the processes
 # have started that they run in.
 FEW_EDGES = 5_000
-TRIED_EDGES = 400_000  # of all tries of one search together, at most
+TRIED_EDGES = 200_000  # of all tries of one search together, at most
 MOST_TRIES = 4
 SEED_STEP = 1009  # between tries: METIS takes seeds 0 and 1 for the same
 
