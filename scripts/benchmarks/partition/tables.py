@@ -63,6 +63,19 @@ def every_row(rows: Rows) -> str:
     return "\n".join([*_head(header), *map(describe, chosen)])
 
 
+def summary(rows: Rows) -> str:
+    """Return RF of each method over that of METIS, on the real graphs that have both."""
+    lines = []
+    for method in dict.fromkeys(key[1] for key in rows.rows if "@" not in key[1]):
+        cells: list[Any] = [f"`{method}`"]
+        for parts in rows.parts:
+            ratios = [rows.rf(g, method, parts) / rows.rf(g, "metis", parts) for g in rows.real]
+            cells += [_mean(ratios), sum(ratio == ratio for ratio in ratios)]
+        lines.append(cells)
+    header = [words for parts in rows.parts for words in (f"P = {parts}", "graphs")]
+    return _table(["method", *header], lines)
+
+
 def in_memory(rows: Rows) -> str:
     """Return RF of METIS under three constraints, of the same refined, and of `best`."""
     header = ["graph"]
@@ -179,6 +192,7 @@ def limits(rows: Rows) -> str:
 
 TABLES: dict[str, Callable[[Rows], str]] = {
     "all": every_row,
+    "summary": summary,
     "memory": in_memory,
     "streaming": streaming,
     "streaming-over-metis": streaming_over_metis,
