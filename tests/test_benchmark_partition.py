@@ -75,7 +75,7 @@ def test_tables_show_the_rows(folder):
     assert over_random["`ldg+refine`"] == f"{factor['ldg+refine'] / factor['random']:.3f}"
     assert over_random["`spring`"] == "-"
     assert cuts[0]["libra"].split(" / ")[0] == f"{factor['libra']:.2f}"
-    assert peers[0]["ratio"] == f"{factor['best@metis'] / factor['peer-metis']:.3f}"
+    assert peers[0]["ratio"] == f"{factor['best@metis'] / factor['peer-metis']:.4f}"
     within = {line["method"]: line["within the limits"] for line in limits}
     assert within["`metis`"] == "1 of 1"
     assert "`random`" not in within

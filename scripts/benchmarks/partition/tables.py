@@ -163,9 +163,9 @@ def at_peers_balance(rows: Rows) -> str:
             count += 1
             ratio = ours["rf"] / theirs["rf"]
             if ratio > 1:
-                losses.append(f"{graph} P = {parts} {peer} ({ratio:.3f})")
+                losses.append(f"{graph} P = {parts} {peer} ({ratio:.4f})")
             cells = [f"{theirs['rf']:.3f}", _balance(theirs), f"{ours['rf']:.3f}", _balance(ours)]
-            lines.append([graph, parts, peer, *cells, f"{ratio:.3f}"])
+            lines.append([graph, parts, peer, *cells, f"{ratio:.4f}"])
     said = f"{count - len(losses)} of {count} at most 1. Above: {', '.join(losses) or 'none'}."
     return _table([*header, "ratio"], lines) + f"\n\n{said}"
 
