@@ -92,24 +92,30 @@ def in_memory(rows: Rows) -> str:
             cells.append(NO_VALUE if best is None else f"{best['seconds']:.1f}")
         lines.append(cells)
 
+    names = ("metis", "metis+refine", "best")
+    whole = [
+        (graph, parts)
+        for graph, parts in rows.cases()
+        if graph in rows.real and all(rows.find(graph, name, parts) for name in names)
+    ]
+
     def mean(method: str, *some: int) -> str:
-        return _mean(
-            rows.rf(g, method, p) / rows.rf(g, "metis", p) for g in rows.real for p in some
-        )
+        cases = [case for case in whole if case[1] in some]
+        return _mean(rows.rf(g, method, p) / rows.rf(g, "metis", p) for g, p in cases)
 
     said = [
         f"`{method}` {mean(method, *rows.parts)} "
         f"({', '.join(f'P = {parts}: {mean(method, parts)}' for parts in rows.parts)})"
         for method in ("best", "metis+refine")
     ]
-    title = "RF over that of `metis`, geometric mean over the real graphs:"
+    title = f"RF over that of `metis`, geometric mean over {len(whole)} cases of real graphs:"
     return _table(header, lines) + f"\n\n{title} {'; '.join(said)}."
 
 
 def streaming(rows: Rows) -> str:
     """Return RF over that of random parts, without and with refinement."""
     drawn = [name for name in rows.graphs if name not in rows.real]
-    header = ["P", "method", *drawn, "real graphs, geometric mean"]
+    header = ["P", "method", *drawn, "real graphs, geometric mean", "of graphs"]
     lines = []
     for parts in rows.parts:
         for method in (*STREAMING, *(f"{name}+refine" for name in STREAMING)):
@@ -118,7 +124,8 @@ def streaming(rows: Rows) -> str:
                 for graph in rows.graphs
             }
             cells = [_number(ratio[graph]) for graph in drawn]
-            lines.append([parts, f"`{method}`", *cells, _mean(ratio[g] for g in rows.real)])
+            real = [ratio[graph] for graph in rows.real if ratio[graph] == ratio[graph]]
+            lines.append([parts, f"`{method}`", *cells, _mean(real), len(real)])
     return _table(header, lines)
 
 
