@@ -169,9 +169,14 @@ def fold_and_partition(
 def run_mtkahypar(folder: Path, problem: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the part of each node of a hypergraph, and what its nets cost."""
     import mtkahypar
+    import numpy as np
 
-    net_ptr, pins = load(folder, "net_ptr").tolist(), load(folder, "pins")
-    weight = load(folder, "node_weight").tolist()
+    net_ptr = load(folder, "net_ptr").tolist()
+    weight = load(folder, "node_weight")
+    # The deterministic presets know no seed, but what they return goes by the order of nodes.
+    order = np.random.default_rng(problem["seed"]).permutation(len(weight))
+    new_id = np.argsort(order)
+    pins, weight = new_id[load(folder, "pins")], weight[order].tolist()
     mtkahypar.set_seed(problem["seed"])
     maker = mtkahypar.initialize(problem["threads"], False)
     context = maker.context_from_preset(getattr(mtkahypar.PresetType, problem["preset"]))
@@ -186,7 +191,8 @@ def run_mtkahypar(folder: Path, problem: dict[str, Any]) -> tuple[Any, dict[str,
     hypergraph = maker.create_hypergraph(context, len(weight), len(nets), nets, weight, ones)
     del nets, ones, weight
     partitioned = hypergraph.partition(context)
-    return partitioned.get_partition(), {"cut": int(partitioned.km1()), "folded": False}
+    parts = np.asarray(partitioned.get_partition())[new_id]
+    return parts, {"cut": int(partitioned.km1()), "folded": False}
 
 
 def _pointer(array: Any) -> Any:  # noqa: ANN401

@@ -1,8 +1,9 @@
 """The default: several searches for few halo rows under all constraints, the best of them kept."""
 
-from collections.abc import Iterator
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,46 @@ __all__ = ["Best"]
 Array = NDArray[Any]
 
 MTKAHYPAR_UP_TO = 3_000_000  # edges: some 10 s for each million of them on two cores
+# Small graphs are searched several times, those aside whose searches are over before the processes
+# have started that they run in.
+FEW_EDGES = 5_000
+TRIED_EDGES = 200_000  # of all tries of one search together, at most
+MOST_TRIES = 4
+SEED_STEP = 1009  # between tries: METIS takes seeds 0 and 1 for the same
+
+
+class _Search(NamedTuple):
+    """A way to make a partition.
+
+    Attributes:
+        name: For `notes`.
+        partitioner: Makes it.
+        balance: Under which constraints.
+    """
+
+    name: str
+    partitioner: Balanced
+    balance: Balance
+
+
+class _Found(NamedTuple):
+    """What a search came to after refinement; the least is the best.
+
+    Attributes:
+        excess: Over the limits.
+        replication_factor: Of the assignment.
+        number: Of the search.
+        name: Of the search.
+        assignment: int32 (N,).
+        notes: Of the search.
+    """
+
+    excess: float
+    replication_factor: float
+    number: int
+    name: str
+    assignment: Array
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -28,11 +69,13 @@ class Best(Balanced):
     """Partition in several ways, refine each result, and keep the one with fewest halo rows.
 
     METIS under all constraints, METIS under the number of nodes alone, and, where it is installed
-    and the graph has at most 3 million edges, Mt-KaHyPar. Each is refined, which also brings parts
-    to their limits; then the best is combined with the others. `notes` says which was the best.
+    and the graph has at most 3 million edges, Mt-KaHyPar; each up to four times, where the graph is
+    small. Each is refined, which also brings parts to their limits; then the best is combined with
+    the others. `notes` says which was the best.
 
-    Source: see `Metis`, `MtKaHyPar` and `refine`. Time and memory are those of the searches, one
-    after the other.
+    Source: see `Metis`, `MtKaHyPar` and `refine`. Searches of graphs of at most 3 million edges are
+    made side by side, on as many cores as there are; the result is the same for any number of them.
+    Memory is that of the searches made at one time.
 
     Attributes:
         seed: Seeds every search.
@@ -47,40 +90,69 @@ class Best(Balanced):
 
     def assign(self, graph: Graph, balance: Balance) -> tuple[Array, tuple[str, ...]]:
         """Return the part of each node, and notes."""
-        # Most of what refinement wins, it wins at once; the rest is left to the winner.
-        light = Refinement(cycles=1, shakes=0, seed=self.seed)
-        ranked: list[tuple[tuple[float, float], int, str, Array, tuple[str, ...]]] = []
-        for name, start, notes in self._starts(graph, balance):
-            refined = refine(graph, start, balance, light)
-            ranked.append((_rank(graph, refined, balance), len(ranked), name, refined, notes))
-        ranked.sort(key=lambda entry: entry[:2])
-        _, _, name, assignment, notes = ranked[0]
+        searches = self._searches(graph, balance)
+
+        def run(numbered: tuple[int, _Search]) -> _Found:
+            return self._refined(graph, balance, *numbered)
+
+        cores = len(os.sched_getaffinity(0)) if graph.num_edges <= MTKAHYPAR_UP_TO else 1
+        with ThreadPoolExecutor(min(cores, len(searches))) as pool:
+            found = sorted(pool.map(run, enumerate(searches)), key=lambda one: one[:3])
+        best, *others = found
         # What all agree on stays together: better than any, or the best of them.
-        others = tuple(entry[3] for entry in ranked[1:])
-        assignment = refine(graph, assignment, balance, Refinement(seed=self.seed), others=others)
-        return assignment, (f"from {name}, refined", *notes)
-
-    def _starts(
-        self, graph: Graph, balance: Balance
-    ) -> Iterator[tuple[str, Array, tuple[str, ...]]]:
-        """Yield (name, assignment, notes) of each search."""
-        nodes = Balance(
-            ("nodes",),
-            np.ones((graph.num_nodes, 1), np.int64),
-            balance.targets,
-            np.array([balance.imbalance.min()]),
+        assignment = refine(
+            graph,
+            best.assignment,
+            balance,
+            Refinement(seed=self.seed),
+            others=tuple(other.assignment for other in others),
         )
-        made = Metis(seed=self.seed).partition(graph, balance)
-        yield "metis under all constraints", made.assignment, made.notes
-        if balance.names != nodes.names:
-            made = Metis(seed=self.seed).partition(graph, nodes)
-            yield "metis by nodes", made.assignment, made.notes
-        if has_mtkahypar() and graph.num_edges <= MTKAHYPAR_UP_TO:
-            made = MtKaHyPar(seed=self.seed).partition(graph, balance)
-            yield "mtkahypar", made.assignment, made.notes
+        return assignment, (f"from {best.name}, refined", *best.notes)
+
+    def _searches(self, graph: Graph, balance: Balance) -> list[_Search]:
+        """Return what is tried, in the order of its worth."""
+        nodes = _nodes_alone(balance)
+        tries, searches = _tries(graph), []
+        for number in range(tries):
+            seed = (self.seed + SEED_STEP * number) % 2**31
+            searches.append(_Search("metis under all constraints", Metis(seed=seed), balance))
+            if balance.names != nodes.names:
+                searches.append(_Search("metis by nodes", Metis(seed=seed), nodes))
+            if has_mtkahypar() and graph.num_edges <= MTKAHYPAR_UP_TO:
+                # Several tries keep the cores busy, each on one; one try takes all of them.
+                own = MtKaHyPar(seed=seed, threads=1 if tries > 1 else 0)
+                alone = number % 2 == 1
+                name = "mtkahypar by nodes" if alone else "mtkahypar"
+                searches.append(_Search(name, own, nodes if alone else balance))
+        return searches
+
+    def _refined(self, graph: Graph, balance: Balance, number: int, search: _Search) -> _Found:
+        made = search.partitioner.partition(graph, search.balance)
+        # Most of what refinement wins, it wins at once; the rest is left to the winner, unless the
+        # graph is small.
+        options = Refinement(cycles=1, shakes=0, seed=self.seed + number)
+        if _tries(graph) > 1:
+            options = Refinement(seed=self.seed + number)
+        refined = refine(graph, made.assignment, balance, options)
+        quality = measure_quality(graph, Partition(refined, balance.num_parts))
+        excess = balance.excess(refined)
+        return _Found(excess, quality.replication_factor, number, search.name, refined, made.notes)
 
 
-def _rank(graph: Graph, assignment: Array, balance: Balance) -> tuple[float, float]:
-    """Return what is to be small: excess over the limits, then the replication factor."""
-    quality = measure_quality(graph, Partition(assignment, balance.num_parts))
-    return balance.excess(assignment), quality.replication_factor
+def _nodes_alone(balance: Balance) -> Balance:
+    """Return the constraint on the number of nodes, as it is or else as tight as any."""
+    own = [tolerance for name, tolerance in zip(balance.names, balance.imbalance, strict=True)
+           if name == "nodes"]  # fmt: skip
+    return Balance(
+        ("nodes",),
+        np.ones((len(balance.weights), 1), np.int64),
+        balance.targets,
+        np.array(own or [balance.imbalance.min()]),
+    )
+
+
+def _tries(graph: Graph) -> int:
+    """Return how often each search is made."""
+    if graph.num_edges < FEW_EDGES:
+        return 1
+    return min(MOST_TRIES, max(1, TRIED_EDGES // graph.num_edges))

@@ -1,6 +1,7 @@
 """The default: the best of several searches, and Mt-KaHyPar as one of them."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,6 +55,43 @@ def test_best_works_without_mtkahypar(monkeypatch):
     assert "metis" in made.notes[-1]
 
 
+def test_best_is_the_same_for_any_number_of_cores(monkeypatch):
+    graph = blocks(number=5, size=40)
+    made = []
+    for cores in (1, 3):
+        monkeypatch.setattr(best.os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        made.append(partition_graph(graph, 4).assignment)
+    assert np.array_equal(*made)
+
+
+@pytest.mark.parametrize(
+    ("num_edges", "tries"), [(0, 1), (4_999, 1), (5_000, 4), (79_000, 2), (3_000_000, 1)]
+)
+def test_small_graphs_are_searched_more_often(num_edges, tries):
+    assert best._tries(SimpleNamespace(num_edges=num_edges)) == tries
+
+
+def test_every_try_has_a_seed_of_its_own(monkeypatch):
+    monkeypatch.setattr(best, "FEW_EDGES", 0)
+    monkeypatch.setattr(best, "has_mtkahypar", lambda: True)
+    graph = blocks()
+    searches = best.Best(seed=7)._searches(graph, make_balance(graph, 4))
+    assert len(searches) == 12
+    by_method = [{s.partitioner.seed for s in searches if s.name == name}
+                 for name in ("metis under all constraints", "metis by nodes")]  # fmt: skip
+    assert all(len(seeds) == 4 and 7 in seeds for seeds in by_method)
+    assert [s.balance.names for s in searches[2::3]] == [
+        ("nodes", "edges", "train"),
+        ("nodes",),
+    ] * 2
+
+
+def test_nodes_alone_keep_their_imbalance():
+    graph = blocks()
+    assert best._nodes_alone(make_balance(graph, 4, "edges:0.01,nodes:0.2")).imbalance == 0.2
+    assert best._nodes_alone(make_balance(graph, 4, "edges:0.01,train:0.2")).imbalance == 0.01
+
+
 def test_metis_is_repaired_where_it_is_above_a_limit(monkeypatch):
     graph = blocks()
 
@@ -79,6 +117,14 @@ def test_mtkahypar_keeps_communities_together():
     assert factor[0] < 0.8 * factor[1]
     again = partition_graph(graph, 4, "mtkahypar", balance="nodes", threads=1)
     assert np.array_equal(made.assignment, again.assignment)
+
+
+@needs_mtkahypar
+def test_mtkahypar_searches_anew_with_each_seed():
+    graph = blocks()
+    made = [partition_graph(graph, 4, "mtkahypar", seed=seed).assignment for seed in (0, 1, 1)]
+    assert not np.array_equal(made[0], made[1])
+    assert np.array_equal(made[1], made[2])
 
 
 @needs_mtkahypar

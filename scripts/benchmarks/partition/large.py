@@ -13,11 +13,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import memory
 
 GRAPHS = {
     # 2^30 directed edges among 2^25 nodes.
@@ -26,42 +27,6 @@ GRAPHS = {
     "sbm28": ("sbm:nodes=13421772,blocks=64,degree_in=16,degree_out=4", 13_421_772),
     "rmat20": ("rmat:scale=20,degree=32", 1 << 20),
 }
-
-
-def children(pid: int) -> list[int]:
-    """Return a process and all below it."""
-    found = [pid]
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += children(int(child))
-    except OSError:
-        pass
-    return found
-
-
-def memory_of(pid: int) -> int:
-    """Return bytes of anonymous and shared memory of a process."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(
-        int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem"))
-    )
-
-
-class Watch(threading.Thread):
-    """Adds up memory until told to stop."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self.pid, self.peak, self.ended = pid, 0, threading.Event()
-
-    def run(self) -> None:
-        """Look ten times a second."""
-        while not self.ended.wait(0.1):
-            self.peak = max(self.peak, sum(map(memory_of, children(self.pid))))
 
 
 @contextmanager
@@ -122,11 +87,10 @@ def main() -> None:
 
         start = time.perf_counter()
         with subprocess.Popen(command, preexec_fn=enter) as process:
-            watch = Watch(process.pid)
+            watch = memory.Watch(process.pid, memory.ANONYMOUS_AND_SHARED, 0.1)
             watch.start()
             code = process.wait()
-            watch.ended.set()
-            watch.join()
+            watch.stop()
         seconds = time.perf_counter() - start
     if code:
         sys.exit(f"the command ended with {code}")
