@@ -1,13 +1,14 @@
 """Carries rows along a route: encodes, sends, receives, decodes, and counts what it does."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from gnn_dist.comm.transport import Handle, Transport
 from gnn_dist.halo.clock import Clock
-from gnn_dist.halo.codec import Codec
 from gnn_dist.halo.route import Route
+from gnn_dist.halo.wire import Codec, Wire
 from gnn_dist.profile.meter import HALO_WAIT, Meter
 
 __all__ = ["Courier", "Parcel", "Place"]
@@ -35,6 +36,11 @@ class Place:
     def channel(self) -> int:
         """The transport's channel, which tells exchanges that are in flight together apart."""
         return len(DIRECTIONS) * self.layer + DIRECTIONS.index(self.direction)
+
+    @property
+    def carries_gradients(self) -> bool:
+        """Whether the rows are gradients, which a policy may encode otherwise."""
+        return self.direction == "reverse"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +72,25 @@ class Courier:
         """
         route = route or self.route
         key = self.clock.key(self.place.channel)
-        wire = self.codec.encode(rows, route.send_index, route.send_id, key)
-        received = self.codec.buffer(rows, route.num_received)
+        wire = self.codec.encode(rows, route, key)
+        received = self.codec.buffer(rows, route)
         handle = self.transport.exchange(
-            wire, route.send_ptr, received, route.recv_ptr, self.place.channel
+            wire.data, wire.ptr, received.data, received.ptr, self.place.channel
         )
-        self.meter.halo_bytes += wire.numel() * wire.element_size()
+        self.meter.halo_bytes += wire.num_bytes
         return Parcel(self, route, handle, received, rows.new_empty((0, *rows.shape[1:])))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the codec of a resumed run needs."""
+        return self.codec.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned for this route.
+
+        Raises:
+            ValueError: It is of another route, or of another policy.
+        """
+        self.codec.load_state_dict(state)
 
 
 @dataclass
@@ -90,7 +108,7 @@ class Parcel:
     courier: Courier
     route: Route
     handle: Handle
-    wire: Tensor
+    wire: Wire
     like: Tensor
 
     def wait(self) -> Tensor:
