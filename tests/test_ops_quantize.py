@@ -95,6 +95,9 @@ def test_levels_are_bfloat16_numbers_that_cover_the_row(bits, dtype):
     packed = quantize_rows(x, torch.arange(len(x)), key=KEY, bits=bits)
     low, step = packed[:, :4].clone().view(torch.bfloat16).double().unbind(1)
     same(steps_of(packed).double(), step)
+    same(steps_of(packed[7:8]).double(), step[7:8])
+    one = reference.dequantize_rows(packed[7:8], 21, bits, dtype)
+    same(one, reference.dequantize_rows(packed, 21, bits, dtype)[7:8])
     x = x.double()
     reach = 2**bits - 1
     for row, lowest, one_step in zip(x, low, step, strict=True):

@@ -112,4 +112,5 @@ def dequantize_rows_add(out: Tensor, packed: Tensor, *, bits: int) -> Tensor:
 
 def steps_of(packed: Tensor) -> Tensor:
     """Return the steps, float32 (n,), between the levels of packed rows: NaN for unusable rows."""
-    return packed[:, 2:GRID_BYTES].contiguous().view(torch.bfloat16).flatten().float()
+    steps = packed[:, 2:GRID_BYTES].clone(memory_format=torch.contiguous_format)
+    return steps.view(torch.bfloat16).flatten().float()

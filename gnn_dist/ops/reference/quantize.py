@@ -99,7 +99,8 @@ def dequantize_rows(packed: Tensor, num_cols: int, bits: int, dtype: torch.dtype
 
 
 def _values(packed: Tensor, num_cols: int, bits: int, dtype: torch.dtype) -> Tensor:
-    grid = packed[:, :GRID_BYTES].clone().view(torch.bfloat16).float()
+    grid = packed[:, :GRID_BYTES].clone(memory_format=torch.contiguous_format)
+    grid = grid.view(torch.bfloat16).float()
     shift = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     levels = (packed[:, GRID_BYTES:, None] >> shift) & (2**bits - 1)
     levels = levels.flatten(1)[:, :num_cols].float()
