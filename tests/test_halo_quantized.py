@@ -1,5 +1,7 @@
 """Quantised halo rows: what arrives, that it is right on average, feedback, bytes, training."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from awkward import AWKWARD, awkward_case
@@ -14,8 +16,9 @@ from gnn_dist.halo.exchange import ExchangeMaker
 from gnn_dist.halo.load import load_shard
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.halo.quantized import QuantizedRows
-from gnn_dist.halo.route import back, there
+from gnn_dist.halo.route import Route, back, there
 from gnn_dist.halo.traffic import step_bytes
+from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.quantize import dequantize_rows, quantize_rows
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.format import write_partition
@@ -73,6 +76,7 @@ def what_arrives(world, folder):
                 assert out.dtype == dtype
                 torch.testing.assert_close(out, expected, rtol=0, atol=0)
                 assert meter.halo_bytes == size * route.num_sent
+                assert getattr(exchange, name).courier.codec.row_bytes(rows) == size
     return plan.num_halo
 
 
@@ -203,6 +207,18 @@ def test_a_state_that_does_not_fit():
     codec = QuantizedRows(4, feedback=True)
     codec.load_state_dict({})
     assert codec.state_dict() == {}
+    ids = torch.arange(6)
+    whole = Route(0, True, None, ids, (0, 6), ids, (0, 6), None, 6)
+    codec.encode(torch.randn(6, 9), whole, DrawKey(1, 2, 3))
+    state = codec.state_dict()
+    other = replace(whole, send_id=ids + 1)
+    for rows, route in ((torch.randn(6, 8), whole), (torch.randn(6, 9), other)):
+        with pytest.raises(ValueError, match="but the rows are others now"):
+            codec.encode(rows, route, DrawKey(1, 2, 3))
+    again = QuantizedRows(4, feedback=True)
+    again.load_state_dict(state)
+    same_ids = replace(whole, send_id=ids.clone())
+    again.encode(torch.randn(6, 9), same_ids, DrawKey(1, 2, 3))
 
 
 def test_feedback_is_refused_where_rows_are_left_out():
@@ -258,7 +274,8 @@ def trained(world, folder, policies, num_steps):
         reports = [trainer.full_batch.step(trainer.optimizer, epoch) for epoch in range(num_steps)]
         losses[halo] = [report.loss for report in reports]
         # Features travel in the first step only.
-        expected = step_bytes(trainer.shard.plan, HaloPolicy.parse(halo), [0, 64, 3], mirrored=True)
+        plan = trainer.shard.plan
+        expected = step_bytes([(plan, 64), (plan, 3)], HaloPolicy.parse(halo), mirrored=True)
         if halo in EXACTLY:
             assert {report.halo_bytes for report in reports[1:]} == {expected}
         else:
@@ -286,7 +303,9 @@ def back_and_forth(world, folder):
         for layer, width in enumerate((20, 33)):
             x = torch.randn(shard.num_owned, width).bfloat16().requires_grad_()
             aggregate(x, Block(shard.structure, maker.at(layer))).sum().backward()
-        assert meter.halo_bytes == step_bytes(shard.plan, policy, [20, 33], itemsize=2)
+        assert meter.halo_bytes == step_bytes(
+            [(shard.plan, 20), (shard.plan, 33)], policy, itemsize=2
+        )
 
 
 def test_bytes_foretold_of_a_directed_graph(tmp_path):

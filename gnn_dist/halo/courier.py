@@ -40,7 +40,7 @@ class Place:
     @property
     def carries_gradients(self) -> bool:
         """Whether the rows are gradients, which a policy may encode otherwise."""
-        return self.direction == "reverse"
+        return self.direction.startswith(("reverse", "gradient"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Courier:
         handle = self.transport.exchange(
             wire.data, wire.ptr, received.data, received.ptr, self.place.channel
         )
-        self.meter.halo_bytes += wire.num_bytes
+        self.meter.halo_bytes += wire.nbytes
         return Parcel(self, route, handle, received, rows.new_empty((0, *rows.shape[1:])))
 
     def state_dict(self) -> dict[str, Any]:

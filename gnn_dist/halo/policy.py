@@ -45,11 +45,14 @@ class Term:
         name: The word.
         stage: What it decides; a policy has at most one term of a stage.
         exact: Whether results are those of one process.
+        agrees: Whether ranks agree on something while they encode: all of them must post every
+            exchange, also one without rows.
     """
 
     name: ClassVar[str]
     stage: ClassVar[Stage]
     exact: ClassVar[bool] = False
+    agrees: ClassVar[bool] = False
 
     def check(self) -> None:
         """Raise ConfigError for options that cannot work."""
@@ -211,6 +214,7 @@ class Adaptive(Term):
 
     name = "adaptive"
     stage = "encode"
+    agrees = True
 
     budget: float = 0.15
     every: int = 10

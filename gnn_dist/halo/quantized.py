@@ -46,6 +46,7 @@ class QuantizedRows(Codec):
     def __init__(self, bits: int, *, feedback: bool = False) -> None:
         self.bits, self.feedback = bits, feedback
         self._residual: Tensor | None = None  # (s, F), of the rows sent
+        self._ids: Tensor | None = None  # int64 (s,), which rows these are
 
     def encode(self, rows: Tensor, route: Route, key: DrawKey) -> Wire:
         """Return the chosen rows, packed."""
@@ -72,21 +73,29 @@ class QuantizedRows(Codec):
         rows = dequantize_rows(wire.data, num_cols=num_cols(like), bits=self.bits, dtype=like.dtype)
         return rows.view(len(rows), *like.shape[1:])
 
+    def row_bytes(self, like: Tensor) -> int:
+        """Return the bytes of a row on the wire."""
+        coded = packed_width(num_cols(like), self.bits)
+        return coded if self._packs(like) else PlainRows().row_bytes(like)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the residual, by which a resumed run sends what this one would."""
-        return {} if self._residual is None else {"residual": self._residual.clone()}
+        if self._residual is None or self._ids is None:
+            return {}
+        return {"residual": self._residual.clone(), "ids": self._ids.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the residual; rows of another number are refused when they are sent.
+        """Take up the residual; other rows than those it is of are refused when they are sent.
 
         Raises:
             ValueError: The state is not that of a codec with feedback.
         """
-        unknown = set(state) - ({"residual"} if self.feedback else set())
+        unknown = set(state) - ({"residual", "ids"} if self.feedback else set())
         if unknown:
             raise ValueError(f"{self!r} has no state of the names {', '.join(sorted(unknown))}")
-        residual: Tensor | None = state.get("residual")
-        self._residual = None if residual is None else residual.clone()
+        self._residual, self._ids = (
+            state[name].clone() if name in state else None for name in ("residual", "ids")
+        )
 
     def __repr__(self) -> str:
         return f"QuantizedRows({self.bits}, feedback={self.feedback})"
@@ -101,14 +110,23 @@ class QuantizedRows(Codec):
         due = rows.to(wide, copy=True) if index is None else gather_rows(rows, index, wide)
         due = due.reshape(route.num_sent, num_cols(rows))
         if self._residual is not None:
-            if self._residual.shape != due.shape:
-                raise ValueError(
-                    f"the residual is of rows {tuple(self._residual.shape)}, got rows "
-                    f"{tuple(due.shape)}: its state is of another exchange"
-                )
+            self._check_rows(route, due)
             due += self._residual.to(due)
         packed = quantize_rows(due, draw_ids(route), key=key, bits=self.bits)
         # As its receiver decodes it: rounded to the dtype of the rows.
         sent = dequantize_rows(packed, num_cols=due.size(1), bits=self.bits, dtype=rows.dtype)
-        self._residual = due.sub_(sent.to(wide))
+        self._residual, self._ids = due.sub_(sent.to(wide)), route.send_id
         return packed
+
+    def _check_rows(self, route: Route, due: Tensor) -> None:
+        """Raise ValueError unless these are the rows that the residual is of."""
+        of_rows = 0 if self._residual is None else self._residual.size(1)
+        same = self._ids is route.send_id or (
+            self._ids is not None and torch.equal(self._ids, route.send_id)
+        )
+        if not same or of_rows != due.size(1):
+            raise ValueError(
+                "feedback adds what a row has lost to the same row of the next step, but the rows "
+                f"are others now ({due.size(0)} of {due.size(1)} elements): every row must travel "
+                "in every step, and a state be of the same exchange"
+            )

@@ -31,7 +31,7 @@ class Wire:
     bits: tuple[int, ...] = ()
 
     @property
-    def num_bytes(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of all rows."""
         return self.data.numel() * self.data.element_size()
 
@@ -57,6 +57,9 @@ class Codec(Protocol):
 
     def decode(self, wire: Wire, like: Tensor) -> Tensor:
         """Return the rows (r, ...) that arrived."""
+
+    def row_bytes(self, like: Tensor) -> int:
+        """Return the bytes that a row takes on the wire, at most, for rows like these."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs; nothing for most."""
@@ -91,6 +94,10 @@ class PlainRows(Codec):
         """Return the rows."""
         del like
         return wire.data
+
+    def row_bytes(self, like: Tensor) -> int:
+        """Return the bytes of a row."""
+        return num_cols(like) * like.element_size()
 
 
 def num_cols(rows: Tensor) -> int:
