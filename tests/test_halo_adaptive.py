@@ -179,4 +179,11 @@ def test_a_state_of_other_ranks_is_refused():
     codec = AdaptiveRows(0.15, 10, transport=Three(), clock=Clock())
     with pytest.raises(ValueError, match="widths are of 2 ranks, these are 3"):
         codec.load_state_dict({"sent": (2, 4), "received": (2, 4), "period": 0})
-    codec.load_state_dict({"sent": (), "received": (), "period": None})
+    with pytest.raises(ValueError, match="no state of the names residual"):
+        codec.load_state_dict({"residual": torch.zeros(3)})
+    codec.load_state_dict({"sent": (2, 4, 8), "received": (8, 8, 2), "period": 3})
+    assert codec.state_dict()["received"] == (8, 8, 2)
+    codec.load_state_dict({})
+    assert (
+        codec.state_dict() == AdaptiveRows(0.15, 10, transport=Three(), clock=Clock()).state_dict()
+    )

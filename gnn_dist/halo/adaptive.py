@@ -164,15 +164,18 @@ class AdaptiveRows(Codec):
         """Take up widths.
 
         Raises:
-            ValueError: They are of another number of ranks.
+            ValueError: They are of another number of ranks, or no widths.
         """
-        sent, received = tuple(state["sent"]), tuple(state["received"])
+        unknown = set(state) - {"sent", "received", "period"}
+        if unknown:
+            raise ValueError(f"adaptive has no state of the names {', '.join(sorted(unknown))}")
+        sent, received = tuple(state.get("sent", ())), tuple(state.get("received", ()))
         if {len(sent), len(received)} - {0, self._transport.world_size}:
             raise ValueError(
                 f"widths are of {len(sent)} ranks, these are {self._transport.world_size}"
             )
         self._measured = None
-        self._sent, self._received, self._period = sent, received, state["period"]
+        self._sent, self._received, self._period = sent, received, state.get("period")
 
     def _packs(self, rows: Tensor) -> bool:
         return is_coded(rows, packed_width(num_cols(rows), WIDTHS[0]))

@@ -335,8 +335,9 @@ class HaloPolicy:
         Returns:
             Bytes; for `adaptive` what they are at most, on average over rows.
         """
-        term = self.schedule if self.encode is None else self.encode
-        return term.row_bytes(num_cols, itemsize, gradients=gradients)
+        if self.encode is None:
+            return num_cols * itemsize
+        return self.encode.row_bytes(num_cols, itemsize, gradients=gradients)
 
     @property
     def _terms(self) -> list[Term]:

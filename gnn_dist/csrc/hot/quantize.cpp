@@ -72,8 +72,8 @@ GNN_DIST_INLINE void extremes(const S* x, int64_t width, float& low, float& high
   finite = poison == 0;
 }
 
-// Levels low + k * step, k = 0 ... most. The two are bfloat16 numbers, and the levels cover the row:
-// so a row is right on average whatever was lost in rounding them.
+// Levels low + k * step, k = 0 ... most. The two are bfloat16 numbers, and the levels cover the
+// row: so it is right on average whatever was lost in rounding them.
 struct Grid {
   float low, step;
   bool usable;
