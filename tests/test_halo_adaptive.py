@@ -131,7 +131,8 @@ def late(world, folder):
     """A parcel is read in the widths that it was sent in, whatever has been assigned since."""
     plan = load_shard(folder, world).plan
     clock = Clock()
-    exchange = ExchangeMaker(plan, world.transport, "adaptive:every=1", clock=clock).at(0).forward
+    policy = "adaptive:budget=0.22,every=1"
+    exchange = ExchangeMaker(plan, world.transport, policy, clock=clock).at(0).forward
     pending = []
     for step in range(3):
         clock.begin(step)
@@ -140,13 +141,15 @@ def late(world, folder):
         exact = rows_of(plan.halo_id, 64, step)
         step_size = 2.02 * exact.abs().amax(1, keepdim=True) / 3
         assert ((pending[step].wait() - exact).abs() <= step_size).all()
+    return exchange.state_dict()["received"]
 
 
 @pytest.mark.mpi
 def test_parcels_outlive_an_assignment(tmp_path):
     _, graph, partition = awkward_case("random partition", 3)
     write_partition(graph, partition, tmp_path / "parts")
-    run_ranks(late, 3, tmp_path / "parts")
+    received = run_ranks(late, 3, tmp_path / "parts")
+    assert 8 in received[0] + received[1] + received[2]  # in the first step all were 4
 
 
 def test_rows_that_are_not_finite_gain_nothing():
