@@ -154,10 +154,10 @@ def test_parcels_outlive_an_assignment(tmp_path):
 
 def test_rows_that_are_not_finite_gain_nothing():
     class Alone:
-        rank, world_size, sums = 0, 1, ()
+        rank, world_size, table = 0, 1, None
 
-        def all_reduce(self, table):
-            self.sums = table
+        def exchange(self, send, send_ptr, recv, recv_ptr, channel):
+            self.table = send
             return self
 
         def wait(self):
@@ -165,11 +165,11 @@ def test_rows_that_are_not_finite_gain_nothing():
 
     ids, alone = torch.arange(4), Alone()
     route = Route(0, True, None, ids, (0, 4), ids, (0, 4), None, 4)
-    codec = AdaptiveRows(0.15, 10, transport=alone, clock=Clock())
+    codec = AdaptiveRows(0.15, 10, transport=alone, channel=0, clock=Clock())
     rows = torch.ones(4, 64) * torch.arange(64)
     rows[1, 3], rows[2, 5] = torch.nan, torch.inf
     wire = codec.encode(rows, route, DrawKey(1, 2, 3))
-    squares, count = alone.sums.flatten().tolist()
+    squares, count = alone.table.flatten().tolist()
     assert squares == pytest.approx(2 * 63**2, rel=0.02)
     assert count == 4
     assert codec.decode(wire, rows).isnan().all(1).tolist() == [False, True, True, False]
@@ -179,7 +179,7 @@ def test_a_state_of_other_ranks_is_refused():
     class Three:
         world_size = 3
 
-    codec = AdaptiveRows(0.15, 10, transport=Three(), clock=Clock())
+    codec = AdaptiveRows(0.15, 10, transport=Three(), channel=0, clock=Clock())
     with pytest.raises(ValueError, match="widths are of 2 ranks, these are 3"):
         codec.load_state_dict({"sent": (2, 4), "received": (2, 4), "period": 0})
     with pytest.raises(ValueError, match="no state of the names residual"):
@@ -188,5 +188,6 @@ def test_a_state_of_other_ranks_is_refused():
     assert codec.state_dict()["received"] == (8, 8, 2)
     codec.load_state_dict({})
     assert (
-        codec.state_dict() == AdaptiveRows(0.15, 10, transport=Three(), clock=Clock()).state_dict()
+        codec.state_dict()
+        == AdaptiveRows(0.15, 10, transport=Three(), channel=0, clock=Clock()).state_dict()
     )

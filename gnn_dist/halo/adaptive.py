@@ -1,8 +1,8 @@
 """Rows in 2, 4 or 8 bits an element, more for ranks to which more would be lost.
 
     step 0      all rows in the one width that the budget allows
-                packed rows tell their ranges --> table (ranks x ranks), summed while work goes on
-    step 1 ...  the table is here: all ranks work out from it how wide each pair's rows are
+                packed rows tell their ranges --> table (ranks x ranks), gathered beside them
+    step 1 ...  all ranks work out from the table how wide each pair's rows are
 
 An exchange (a layer's values, or its gradients) has a budget of its own, a share of the bytes of
 its rows in float32: variances of different layers, and of values and gradients, have no common
@@ -31,9 +31,12 @@ from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.quantize import dequantize_rows_into, packed_width, quantize_rows_into, steps_of
 from gnn_dist.ops.rows import new_rows_like
 
-__all__ = ["WIDTHS", "AdaptiveRows", "assign_bits", "uniform_bits"]
+__all__ = ["TABLES", "WIDTHS", "AdaptiveRows", "assign_bits", "uniform_bits"]
 
 WIDTHS = (2, 4, 8)
+# Tables travel on channels of their own from here on, and not by a reduction: other reductions may
+# be started in between, on each rank at another moment.
+TABLES = 24_000
 
 
 def uniform_bits(num_cols: int, budget: float) -> int:
@@ -87,7 +90,7 @@ def _variance(bits: int) -> float:
 
 
 class _Measured(NamedTuple):
-    """A table on its way: (2, senders, receivers), squared ranges and rows; of rows of F."""
+    """A table on its way: (senders, 2, receivers), squared ranges and rows; of rows of F."""
 
     handle: Handle
     table: Tensor
@@ -101,13 +104,16 @@ class AdaptiveRows(Codec):
     Args:
         budget: A share of the bytes of rows in float32.
         every: Steps between measurements.
-        transport: Sums the table.
+        transport: Carries the table.
+        channel: Of the exchange.
         clock: Of the run.
     """
 
-    def __init__(self, budget: float, every: int, *, transport: Transport, clock: Clock) -> None:
+    def __init__(
+        self, budget: float, every: int, *, transport: Transport, channel: int, clock: Clock
+    ) -> None:
         self._budget, self._every = budget, every
-        self._transport, self._clock = transport, clock
+        self._transport, self._clock, self._channel = transport, clock, TABLES + channel
         self._measured: _Measured | None = None
         self._period: int | None = None  # of `every` steps, in which ranges were measured last
         self._sent: tuple[int, ...] = ()  # bits for each receiver
@@ -136,7 +142,9 @@ class AdaptiveRows(Codec):
         return self._room(like, route.recv_ptr, self._received)
 
     def decode(self, wire: Wire, like: Tensor) -> Tensor:
-        """Return the rows in their own dtype."""
+        """Return the rows in their own dtype, once tables have arrived as well."""
+        if self._measured is not None:
+            self._measured.handle.wait()  # nothing of a step is on its way after its rows are here
         if not self._packs(like):
             return wire.data
         width = num_cols(like)
@@ -189,18 +197,20 @@ class AdaptiveRows(Codec):
         return Wire(like.new_empty(ptr[-1], dtype=torch.uint8), tuple(ptr), bits)
 
     def _measure(self, wire: Wire, row_ptr: tuple[int, ...], width: int) -> None:
-        """Collective. Once in a period, start to sum the table of ranges over ranks."""
+        """Collective. Once in a period, start to gather the table of ranges of all ranks."""
         period = self._clock.step // self._every
         if period == self._period:
             return
         self._period = period
-        size, rank = self._transport.world_size, self._transport.rank
-        table = torch.zeros(2, size, size, dtype=torch.float64, device=wire.data.device)
+        size = self._transport.world_size
+        mine = torch.zeros(2, size, dtype=torch.float64)
         ranks = [q for q, (a, b) in enumerate(pairwise(row_ptr)) if a < b]
         for q, ((a, b), bits, packed) in zip(ranks, _sections(wire, row_ptr, width), strict=True):
             ranges = steps_of(packed).double().nan_to_num_(0.0) * (2**bits - 1)
-            table[0, rank, q], table[1, rank, q] = ranges.square().sum(), b - a
-        handle = self._transport.all_reduce(table)
+            mine[0, q], mine[1, q] = ranges.square().sum(), b - a
+        copies = mine.to(wire.data.device).expand(size, 2, size).contiguous()
+        table, ptr = torch.empty_like(copies), range(size + 1)
+        handle = self._transport.exchange(copies, ptr, table, ptr, self._channel)
         self._measured = _Measured(handle, table, width, self._clock.step)
 
     def _assign(self) -> None:
@@ -210,10 +220,9 @@ class AdaptiveRows(Codec):
         handle, table, width, _ = self._measured
         self._measured = None
         handle.wait()
-        squares, rows = table.tolist()
         by_sender = [
-            assign_bits(of, [int(n) for n in count], num_cols=width, budget=self._budget)
-            for of, count in zip(squares, rows, strict=True)
+            assign_bits(squares, [int(n) for n in rows], num_cols=width, budget=self._budget)
+            for squares, rows in table.tolist()
         ]
         rank = self._transport.rank
         self._sent = by_sender[rank]

@@ -53,13 +53,16 @@ class CastRows(Codec):
         return self.dtype if coded else rows.dtype
 
 
-def make_codec(policy: HaloPolicy, *, gradients: bool, transport: Transport, clock: Clock) -> Codec:
+def make_codec(
+    policy: HaloPolicy, *, gradients: bool, transport: Transport, channel: int, clock: Clock
+) -> Codec:
     """Return the codec of one exchange under a policy.
 
     Args:
         policy: The policy.
         gradients: Whether the exchange carries gradients.
         transport: The ranks, for codecs that agree on something.
+        channel: Of the exchange.
         clock: Of the run.
     """
     term = policy.encode
@@ -68,5 +71,7 @@ def make_codec(policy: HaloPolicy, *, gradients: bool, transport: Transport, clo
     if isinstance(term, Quantized):
         return QuantizedRows(term.bits_of(gradients=gradients), feedback=term.feedback)
     if isinstance(term, Adaptive):
-        return AdaptiveRows(term.budget, term.every, transport=transport, clock=clock)
+        return AdaptiveRows(
+            term.budget, term.every, transport=transport, channel=channel, clock=clock
+        )
     return CastRows({"bf16": torch.bfloat16, "fp16": torch.float16}[term.name])

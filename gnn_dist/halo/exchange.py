@@ -241,6 +241,7 @@ class ExchangeMaker:
             policy,
             gradients=place.carries_gradients,
             transport=self.transport,
+            channel=place.channel,
             clock=self.clock,
         )
         courier = Courier(self.transport, route, codec, self.clock, self.meter, place)
