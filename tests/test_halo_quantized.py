@@ -308,5 +308,12 @@ def back_and_forth(world, folder):
         )
 
 
+def test_bytes_of_relayed_rows_are_not_foretold():
+    with pytest.raises(
+        ConfigError, match=r"bytes of overlap[+]quantized[+]relay follow from machines"
+    ):
+        step_bytes([], HaloPolicy.parse("quantized+relay"))
+
+
 def test_bytes_foretold_of_a_directed_graph(tmp_path):
     run_ranks(back_and_forth, 3, folder_of("directed", tmp_path / "parts"))

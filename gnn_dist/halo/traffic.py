@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from gnn_dist.errors import ConfigError
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.shard.plan import HaloPlan
 
@@ -26,7 +27,12 @@ def step_bytes(
 
     Returns:
         What `Meter.halo_bytes` will count; for `sampled` its expectation, for `adaptive` at most.
+
+    Raises:
+        ConfigError: Rows are relayed, which depends on what is on which machine.
     """
+    if policy.path is not None:
+        raise ConfigError(f"the bytes of {policy} follow from machines, not from the plan alone")
     mirrored = mirrored and policy.select is None
     total = 0
     for plan, width in layers:
