@@ -1,63 +1,25 @@
 """What a row is on the wire."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from gnn_dist.halo.policy import HaloPolicy
+from gnn_dist.comm.transport import Transport
+from gnn_dist.halo.adaptive import AdaptiveRows
+from gnn_dist.halo.clock import Clock
+from gnn_dist.halo.policy import Adaptive, HaloPolicy, Quantized
+from gnn_dist.halo.quantized import QuantizedRows
+from gnn_dist.halo.route import Route
+from gnn_dist.halo.wire import Codec, PlainRows, Wire, is_coded, num_cols
 from gnn_dist.ops.draws import DrawKey
-from gnn_dist.ops.rows import gather_rows, new_rows_like
+from gnn_dist.ops.rows import gather_rows
 
 __all__ = ["CastRows", "Codec", "PlainRows", "make_codec"]
 
 
-class Codec(Protocol):
-    """Encodes rows of one exchange and decodes those that arrive.
-
-    All ranks exchange rows of one width and dtype, so `like`, the rows that this rank sends, says
-    what it receives.
-    """
-
-    def encode(self, rows: Tensor, index: Tensor | None, ids: Tensor, key: DrawKey) -> Tensor:
-        """Return what is sent, (s, ...), contiguous.
-
-        Args:
-            rows: (n, ...), rows to choose from.
-            index: int64 (s,), which of them; None for all.
-            ids: int64 (s,), their original ids.
-            key: Of draws, the step's own.
-        """
-
-    def buffer(self, like: Tensor, num_rows: int) -> Tensor:
-        """Return memory for encoded rows (num_rows, ...)."""
-
-    def decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        """Return the rows (r, ...) that were encoded as `wire`."""
-
-
 @dataclass(frozen=True)
-class PlainRows:
-    """Rows as they are."""
-
-    def encode(self, rows: Tensor, index: Tensor | None, ids: Tensor, key: DrawKey) -> Tensor:
-        """Return the chosen rows."""
-        del ids, key
-        return rows.contiguous() if index is None else gather_rows(rows, index)
-
-    def buffer(self, like: Tensor, num_rows: int) -> Tensor:
-        """Return memory for rows."""
-        return new_rows_like(like, num_rows)
-
-    def decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        """Return the rows."""
-        del like
-        return wire
-
-
-@dataclass(frozen=True)
-class CastRows:
+class CastRows(Codec):
     """Rows in another floating-point dtype, where that is narrower than theirs.
 
     Attributes:
@@ -66,30 +28,50 @@ class CastRows:
 
     dtype: torch.dtype
 
-    def encode(self, rows: Tensor, index: Tensor | None, ids: Tensor, key: DrawKey) -> Tensor:
+    def encode(self, rows: Tensor, route: Route, key: DrawKey) -> Wire:
         """Return the chosen rows, rounded to nearest."""
-        del ids, key
-        dtype = self._wire_dtype(rows)
-        if index is None:
-            return rows.to(dtype).contiguous()
-        return gather_rows(rows, index, dtype)
+        del key
+        dtype, index = self._wire_dtype(rows), route.send_index
+        data = rows.to(dtype).contiguous() if index is None else gather_rows(rows, index, dtype)
+        return Wire(data, route.send_ptr)
 
-    def buffer(self, like: Tensor, num_rows: int) -> Tensor:
-        """Return memory for rows."""
-        return like.new_empty((num_rows, *like.shape[1:]), dtype=self._wire_dtype(like))
+    def buffer(self, like: Tensor, route: Route) -> Wire:
+        """Return room for rows."""
+        shape = (route.num_received, *like.shape[1:])
+        return Wire(like.new_empty(shape, dtype=self._wire_dtype(like)), route.recv_ptr)
 
-    def decode(self, wire: Tensor, like: Tensor) -> Tensor:
+    def decode(self, wire: Wire, like: Tensor) -> Tensor:
         """Return the rows in their own dtype."""
-        return wire.to(like.dtype)
+        return wire.data.to(like.dtype)
+
+    def row_bytes(self, like: Tensor) -> int:
+        """Return the bytes of a row on the wire."""
+        return num_cols(like) * self._wire_dtype(like).itemsize
 
     def _wire_dtype(self, rows: Tensor) -> torch.dtype:
-        narrower = rows.is_floating_point() and rows.element_size() > self.dtype.itemsize
-        return self.dtype if narrower else rows.dtype
+        coded = is_coded(rows, num_cols(rows) * self.dtype.itemsize)
+        return self.dtype if coded else rows.dtype
 
 
-def make_codec(policy: HaloPolicy) -> Codec:
-    """Return the codec of one exchange under a policy."""
-    names = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    if policy.encode is None:
+def make_codec(
+    policy: HaloPolicy, *, gradients: bool, transport: Transport, channel: int, clock: Clock
+) -> Codec:
+    """Return the codec of one exchange under a policy.
+
+    Args:
+        policy: The policy.
+        gradients: Whether the exchange carries gradients.
+        transport: The ranks, for codecs that agree on something.
+        channel: Of the exchange.
+        clock: Of the run.
+    """
+    term = policy.encode
+    if term is None:
         return PlainRows()
-    return CastRows(names[policy.encode.name])
+    if isinstance(term, Quantized):
+        return QuantizedRows(term.bits_of(gradients=gradients), feedback=term.feedback)
+    if isinstance(term, Adaptive):
+        return AdaptiveRows(
+            term.budget, term.every, transport=transport, channel=channel, clock=clock
+        )
+    return CastRows({"bf16": torch.bfloat16, "fp16": torch.float16}[term.name])

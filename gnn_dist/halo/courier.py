@@ -4,14 +4,15 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnn_dist.comm.transport import Handle, Transport
 from gnn_dist.halo.clock import Clock
-from gnn_dist.halo.codec import Codec
 from gnn_dist.halo.route import Route
+from gnn_dist.halo.wire import Codec, Wire
 from gnn_dist.profile.meter import Lane, Meter
 
 __all__ = ["DIRECTIONS", "Courier", "Parcel", "Place"]
@@ -46,6 +47,11 @@ class Place:
         """Where a meter counts it."""
         return self.layer, self.direction
 
+    @property
+    def carries_gradients(self) -> bool:
+        """Whether the rows are gradients, which a policy may encode otherwise."""
+        return self.direction.startswith(("reverse", "gradient"))
+
 
 @dataclass(frozen=True, eq=False)
 class Courier:
@@ -76,14 +82,14 @@ class Courier:
         """
         route = route or self.route
         key = self.clock.key(self.place.channel)
-        wire = self.codec.encode(rows, route.send_index, route.send_id, key)
-        received = self.codec.buffer(rows, route.num_received)
+        wire = self.codec.encode(rows, route, key)
+        received = self.codec.buffer(rows, route)
         roll_call = self._call_roll(route) if self.meter.separates_skew else None
         posted_s = time.perf_counter()
         handle = self.transport.exchange(
-            wire, route.send_ptr, received, route.recv_ptr, self.place.channel
+            wire.data, wire.ptr, received.data, received.ptr, self.place.channel
         )
-        self.meter.sent(self.place.lane, wire.numel() * wire.element_size(), route.num_messages)
+        self.meter.sent(self.place.lane, wire.nbytes, route.num_messages)
         if self.meter.trace is not None:
             handle.done()  # some transports look whether it is complete from the first question on
         like = rows.new_empty((0, *rows.shape[1:]))
@@ -96,6 +102,18 @@ class Courier:
         here, others = (torch.zeros(ptr[-1], dtype=torch.uint8, device=device) for ptr in ptrs)
         channel = ROLL_CALLS + self.place.channel
         return self.transport.exchange(here, ptrs[0], others, ptrs[1], channel)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the codec of a resumed run needs."""
+        return self.codec.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned for this route.
+
+        Raises:
+            ValueError: It is of another route, or of another policy.
+        """
+        self.codec.load_state_dict(state)
 
 
 @dataclass
@@ -115,7 +133,7 @@ class Parcel:
     courier: Courier
     route: Route
     handle: Handle
-    wire: Tensor
+    wire: Wire
     like: Tensor
     roll_call: Handle | None
     posted_s: float

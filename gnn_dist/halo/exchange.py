@@ -118,8 +118,12 @@ class OverlappedExchange:
         return _Selected(self.courier.post(rows, self.selector.now()), self.selector.scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: no row outlives its exchange."""
-        return {}
+        """Return the codec's state: no row outlives its exchange."""
+        return self.courier.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the codec's state."""
+        self.courier.load_state_dict(state)
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,12 @@ class BlockingExchange:
         return _Arrived(OverlappedExchange(self.courier, self.selector).start(rows).wait())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: no row outlives its exchange."""
-        return {}
+        """Return the codec's state: no row outlives its exchange."""
+        return self.courier.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the codec's state."""
+        self.courier.load_state_dict(state)
 
 
 # How each schedule is made of a courier and what selects its rows.
@@ -229,7 +237,13 @@ class ExchangeMaker:
     def _one_way(self, route: Route, place: Place, *, near: bool = False) -> Exchange:
         """Make one direction; near, on a machine, rows travel as they are and are waited for."""
         policy = HaloPolicy() if near else self.policy
-        codec = make_codec(policy)
+        codec = make_codec(
+            policy,
+            gradients=place.carries_gradients,
+            transport=self.transport,
+            channel=place.channel,
+            clock=self.clock,
+        )
         courier = Courier(self.transport, route, codec, self.clock, self.meter, place)
         selector = make_selector(policy, route, self.clock)
         return SCHEDULES[type(policy.schedule)](courier, selector)

@@ -22,3 +22,10 @@ class Exchange(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs (caches of stale rows); empty for exact policies."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` returned for the same exchange.
+
+        Raises:
+            ValueError: It is of another exchange, or of another policy.
+        """

@@ -37,6 +37,10 @@ class RelayedThere:
         """Return what the policy keeps of rows between machines."""
         return self.across.state_dict()
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what the policy keeps of rows between machines."""
+        self.across.load_state_dict(state)
+
 
 @dataclass
 class _There:
@@ -81,6 +85,10 @@ class RelayedBack:
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy keeps of rows between machines."""
         return self.across.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what the policy keeps of rows between machines."""
+        self.across.load_state_dict(state)
 
 
 @dataclass

@@ -11,20 +11,6 @@ using gnn_dist::QuantizeCall;
 
 constexpr int64_t kChunk = 512;  // columns between which and their packed form levels are kept
 
-// a * b, rounded: a compiler may not fuse it with an addition.
-template <int W>
-GNN_DIST_INLINE vec<float, W> rounded_product(vec<float, W> a, vec<float, W> b) {
-  vec<float, W> product = a * b;
-#if defined(__x86_64__)
-  asm("" : "+x"(product));
-#elif defined(__aarch64__)
-  asm("" : "+w"(product));
-#else
-  asm("" : "+m"(product));
-#endif
-  return product;
-}
-
 template <class S, int W>
 GNN_DIST_INLINE vec<float, W> load_float(const S* from) {
   return convert<float, accumulate_t<S>, W>(load<S, W>(from));
@@ -84,6 +70,48 @@ GNN_DIST_INLINE void extremes(const S* x, int64_t width, float& low, float& high
   cover_columns<W>(width - whole, step);
   high = -minus_high;
   finite = poison == 0;
+}
+
+// Levels low + k * step, k = 0 ... most. The two are bfloat16 numbers, and the levels cover the
+// row: so it is right on average whatever was lost in rounding them.
+struct Grid {
+  float low, step;
+  bool usable;
+};
+
+GNN_DIST_INLINE float from_bits(uint32_t bits) { return bit_cast<float>(bits); }
+
+// The nearest bfloat16 above a positive number, and below any.
+GNN_DIST_INLINE float rounded_up(float value) {
+  return from_bits((bit_cast<uint32_t>(value) + 0xffff) & 0xffff0000);
+}
+GNN_DIST_INLINE float rounded_down(float value) {
+  return value < 0 ? rounded_up(value) : from_bits(bit_cast<uint32_t>(value) & 0xffff0000);
+}
+
+GNN_DIST_INLINE Grid cover(float low, float high, bool finite, float most) {
+  Grid grid{rounded_down(low + 0.0f), 0, false};  // + 0: no zero is negative
+  const float range = high - grid.low + 0.0f;
+  grid.step = rounded_up(range / most);
+  // The quotient may have been rounded down, to zero even.
+  if (grid.step * most < range) grid.step = from_bits(bit_cast<uint32_t>(grid.step) + 0x10000);
+  const float reach = grid.step * most;
+  grid.usable = finite && reach - reach == 0;
+  return grid;
+}
+
+GNN_DIST_INLINE void write_grid(uint8_t* to, const Grid& grid) {
+  constexpr uint16_t kNan = 0x7fc0;
+  const uint16_t params[2] = {
+      grid.usable ? static_cast<uint16_t>(bit_cast<uint32_t>(grid.low) >> 16) : kNan,
+      grid.usable ? static_cast<uint16_t>(bit_cast<uint32_t>(grid.step) >> 16) : kNan};
+  __builtin_memcpy(to, params, sizeof params);
+}
+
+GNN_DIST_INLINE Grid read_grid(const uint8_t* from) {
+  uint16_t params[2];
+  __builtin_memcpy(params, from, sizeof params);
+  return {from_bits(uint32_t{params[0]} << 16), from_bits(uint32_t{params[1]} << 16), true};
 }
 
 template <class S>
@@ -166,38 +194,58 @@ void unpack<8>(const uint8_t* packed, int64_t count, uint8_t* level) {
   __builtin_memcpy(level, packed, count);
 }
 
+// Rows asked for ahead of their turn: those that an index picks lie anywhere.
+constexpr int64_t kRowsAhead = 8;
+
 template <class S>
-void quantize(const QuantizeCall& call, int64_t begin, int64_t end) {
+bool quantize(const QuantizeCall& call, int64_t begin, int64_t end) {
   const auto pack_chunk = call.bits == 8   ? pack<8>
                           : call.bits == 4 ? pack<4>
                           : call.bits == 2 ? pack<2>
                                            : pack<1>;
   const auto most = static_cast<float>((1 << call.bits) - 1);
+  const auto row_bytes = call.width * static_cast<int64_t>(sizeof(S));
+  const auto num_rows = static_cast<uint64_t>(call.num_rows);
+  const int64_t levels_bytes = (call.width * call.bits + 7) / 8;
   uint8_t level[kChunk + 8];
   for (int64_t i = begin; i < end; ++i) {
-    const S* x = static_cast<const S*>(call.x) + i * call.x_stride;
+    if (call.index != nullptr) {
+      if (static_cast<uint64_t>(call.index[i]) >= num_rows) return false;
+      const int64_t next = i + kRowsAhead;
+      if (next < end && row_bytes > 0 && static_cast<uint64_t>(call.index[next]) < num_rows) {
+        prefetch_bytes(static_cast<const S*>(call.x) + call.index[next] * call.x_stride, row_bytes);
+      }
+    }
+    const int64_t from = call.index != nullptr ? call.index[i] : i;
+    const S* x = static_cast<const S*>(call.x) + from * call.x_stride;
     uint8_t* packed = call.packed + i * call.packed_stride;
     float low = 0, high = 0;
     bool finite = true;
     if (call.width > 0) extremes<S>(x, call.width, low, high, finite);
-    float step = (high - low) / most;
-    finite = finite && step - step == 0;
-    call.params[2 * i] = finite ? low : __builtin_nanf("");
-    call.params[2 * i + 1] = finite ? step : __builtin_nanf("");
-    if (!finite || step == 0) {
-      for (int64_t at = 0; at < call.packed_stride; ++at) packed[at] = 0;
+    const Grid grid = cover(low, high, finite, most);
+    write_grid(packed, grid);
+    packed += gnn_dist::kGridBytes;
+    if (!grid.usable || grid.step == 0) {
+      for (int64_t at = 0; at < levels_bytes; ++at) packed[at] = 0;
       continue;
     }
     const uint64_t row = gnn_dist::row_key(call.key, static_cast<uint64_t>(call.ids[i]));
     for (int64_t first = 0; first < call.width; first += kChunk) {
       const int64_t count = call.width - first < kChunk ? call.width - first : kChunk;
       cover_columns<full_width<accumulate_t<S>>>(
-          count, LevelStep<S>{x + first, level, row, first, low, step, most});
+          count, LevelStep<S>{x + first, level, row, first, grid.low, grid.step, most});
       for (int64_t at = count; at < count + 8; ++at) level[at] = 0;
       pack_chunk(level, count, packed + first / 8 * call.bits);
     }
   }
+  return true;
 }
+
+// What values saturate at: the highest level may lie above all of a row, and above what S holds.
+template <class S>
+constexpr float kLargest = is_same<S, f16>    ? 65504.0f
+                           : is_same<S, bf16> ? 0x1.fep127f
+                                              : 0x1.fffffep127f;
 
 template <class S>
 struct ValueStep {
@@ -210,9 +258,12 @@ struct ValueStep {
     using A = accumulate_t<S>;
     const auto narrow = convert<uint16_t, uint8_t, W>(load_plain<uint8_t, W>(level + column));
     const auto number = convert<float, int32_t, W>(convert<int32_t, uint16_t, W>(narrow));
-    const auto rounded =
-        rounded_product<W>(number, broadcast<float, W>(step)) + broadcast<float, W>(low);
-    auto value = convert<A, float, W>(rounded);
+    // The product, of 8 bits by 8, is exact: fused with the addition or not, the sum is the same.
+    auto place = number * broadcast<float, W>(step) + broadcast<float, W>(low);
+    const auto most = broadcast<float, W>(kLargest<S>);
+    place = place > most ? most : place;
+    if constexpr (is_same<S, f16>) place = place < -most ? -most : place;
+    auto value = convert<A, float, W>(place);
     if (add) value += load<S, W>(x + column);
     store<S, W>(x + column, value);
   }
@@ -228,12 +279,13 @@ void dequantize(const QuantizeCall& call, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     S* x = static_cast<S*>(call.x) + i * call.x_stride;
     const uint8_t* packed = call.packed + i * call.packed_stride;
+    const Grid grid = read_grid(packed);
+    packed += gnn_dist::kGridBytes;
     for (int64_t first = 0; first < call.width; first += kChunk) {
       const int64_t count = call.width - first < kChunk ? call.width - first : kChunk;
       unpack_chunk(packed + first / 8 * call.bits, count, level);
       cover_columns<full_width<accumulate_t<S>>>(
-          count, ValueStep<S>{level, x + first, call.params[2 * i], call.params[2 * i + 1],
-                              call.add});
+          count, ValueStep<S>{level, x + first, grid.low, grid.step, call.add});
     }
   }
 }

@@ -91,10 +91,10 @@ def _dropout_backward(setup: Setup, rows: int, width: int, dtype: torch.dtype) -
 def _quantize(rows: int, width: int, bits: int) -> Case:
     """Pack rows into few bits, and unpack them."""
     x, ids = torch.randn(rows, width), torch.arange(rows)
-    packed, params = quantize_rows(x, ids, KEY, bits)
+    packed = quantize_rows(x, ids, key=KEY, bits=bits)
     candidates = {
-        OURS: lambda: quantize_rows(x, ids, KEY, bits),
-        "gnn-dist, unpacking": lambda: dequantize_rows(packed, params, num_cols=width, bits=bits),
+        OURS: lambda: quantize_rows(x, ids, key=KEY, bits=bits),
+        "gnn-dist, unpacking": lambda: dequantize_rows(packed, num_cols=width, bits=bits),
     }
     moved = x.nbytes + packed.nbytes
     return Case(f"quantize_rows, {rows} x {width} to {bits} bits", candidates, moved)
