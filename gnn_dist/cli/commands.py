@@ -26,7 +26,7 @@ from gnn_dist.cli.partitioning import (
 from gnn_dist.cli.tables import dataset_table
 from gnn_dist.comm.detect import LaunchInfo
 from gnn_dist.errors import ConfigError
-from gnn_dist.shard.format import META_FILE, check_edge_cut, read_meta
+from gnn_dist.shard.format import META_FILE, read_meta
 from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig, check_split
 
 __all__ = [
@@ -106,7 +106,6 @@ class Train(TrainConfig, PartitioningOptions):
     def check_folder(self, folder: str | Path, world_size: int) -> None:
         """Refuse, without torch, what the folder cannot do."""
         meta = read_meta(folder)
-        check_edge_cut(meta, folder)
         meta.book.parts_of_rank(0, world_size)
         if meta.task is None:
             raise ConfigError(f"the dataset {meta.dataset!r} has no labels: put y beside the edges")
@@ -169,7 +168,6 @@ class Evaluate:
         changes = {"backend": self.backend, "timeout": self.timeout, "resume": ""}
         config = _parse_config({**values, **changes})
         meta = read_meta(folder)
-        check_edge_cut(meta, folder)
         launch = detect_launch(os.environ)
         world_size = _world_size(self.ranks, launch)
         meta.book.parts_of_rank(0, world_size)

@@ -11,7 +11,8 @@
 Without symmetry, halo gradients come first in the backward, so that they travel while the rest is
 computed. With it there is nothing to wait for before sending, and no transposed copy of the graph
 is kept. `A = [A_owned | A_halo]` are the columns of the shard's structure (or of the same with
-self-loops) times factors of the entries, sources and destinations.
+self-loops) times factors of the entries, sources and destinations. On a vertex-cut, where partial
+sums travel in place of rows, `clones.py` does the same.
 """
 
 from collections.abc import Callable
@@ -24,14 +25,16 @@ from torch.autograd.function import once_differentiable
 from gnn_dist.errors import ConfigError, GraphError
 from gnn_dist.halo.ahead import Ahead
 from gnn_dist.halo.block import Block
+from gnn_dist.halo.clones import CloneOperator, reduce_over_clones
 from gnn_dist.halo.exchange import LayerExchange, Pending, halo_exchange
 from gnn_dist.ops.csr import CSR, SubCSR
-from gnn_dist.ops.sddmm import sddmm
+from gnn_dist.ops.sddmm import weight_gradient
 from gnn_dist.ops.spmm import Factors, spmm_extreme, spmm_share, spmm_sum, spmm_where_equal
 
 __all__ = ["REDUCES", "aggregate", "all_sources"]
 
 REDUCES = ("sum", "mean", "max", "min")
+EXTREMES = ("max", "min")
 
 
 def aggregate(
@@ -53,20 +56,21 @@ def aggregate(
         reduce: `sum`, `mean`, `max` or `min`. A destination without in-edges gets zeros.
         weight: (nnz,), or (nnz, H) with x (n, H, ...); for `sum` and `mean` only. Differentiable.
         scale: (num_src,), for `sum` only: an edge from j to i counts scale[i] * scale[j] times.
-        self_loops: Use `structure.csr.with_self_loops`; `weight` is then in its order.
+        self_loops: Use `structure.with_self_loops`; `weight` is then in its order.
         onto: (num_dst, ...), like `x`, for `sum` and `mean` only: the result is added to it, in
-            place where it is contiguous. Differentiable; not to be used again.
+            place where it is contiguous rows and no view. Differentiable; not to be used again.
 
     Returns:
         (num_dst, ...), like `x`.
 
     Raises:
         ConfigError: An unknown reduction, or a weighted one that is not defined.
-            On every rank: the exchange's policy is for sums alone and `reduce` is none.
+            On every rank: the exchange's policy is for sums alone and `reduce` is none; on a
+            vertex-cut, also any policy that is not exact.
         GraphError: `x`, `weight`, `scale` or `onto` does not fit, or constant rows were changed.
     """
     structure = block.structure
-    csr = structure.csr.with_self_loops if self_loops else structure.csr
+    csr = structure.with_self_loops.csr if self_loops else structure.csr
     _check(x, block, csr, reduce, (weight, scale, onto))
     if block.is_constant(x) and onto is None and structure.is_own_factors(weight, scale):
         return block.once(
@@ -80,22 +84,33 @@ def aggregate(
     exchange = block.exchange
     if exchange is not None and exchange.is_alone:
         exchange = None
-    out: Tensor
-    if reduce in ("max", "min"):
+    dst = scale
+    if reduce == "mean":
+        dst = structure.loop_mean_scale if self_loops else structure.mean_scale
+    base = None if onto is None else _apart(_flat(onto), x)
+    if exchange is not None and exchange.clones is not None:
+        rows = structure.looped_clone_rows if self_loops else structure.clone_rows
+        over = CloneOperator(csr, rows, exchange.plan, exchange.clones, scale, dst)
+        out = reduce_over_clones(_flat(x), over, reduce=reduce, weight=weight, onto=base)
+    else:
+        symmetric = symmetric and (reduce in EXTREMES or structure.is_own_factors(weight))
+        operator = _Operator(csr, exchange, symmetric, scale, dst, block.ahead)
+        out = _over_sources(_flat(x), operator, reduce=reduce, weight=weight, onto=base)
+    return out if x.dim() == 2 else out.view(block.num_dst, *x.shape[1:])
+
+
+def _over_sources(
+    x: Tensor, operator: "_Operator", *, reduce: str, weight: Tensor | None, onto: Tensor | None
+) -> Tensor:
+    """Collective. Reduce rows (n, F) over in-edges that are all here."""
+    exchange = operator.exchange
+    if reduce in EXTREMES:
         if exchange is not None:
             exchange.check_any_use(f"reduce={reduce!r}")
-        operator = _Operator(csr, exchange, symmetric, None, None)
-        out = _Extreme.apply(_flat(x), operator, reduce)  # type: ignore[no-untyped-call]
-    else:
-        dst = scale
-        if reduce == "mean":
-            dst = csr.mean_scale if self_loops else structure.mean_scale
-        symmetric = symmetric and structure.is_own_factors(weight)
-        symmetric = symmetric and (exchange is None or exchange.mirrored is not None)
-        operator = _Operator(csr, exchange, symmetric, scale, dst, block.ahead)
-        base = None if onto is None else _flat(_apart(onto, x))
-        out = _Sum.apply(_flat(x), weight, base, operator)  # type: ignore[no-untyped-call]
-    return out if x.dim() == 2 else out.view(block.num_dst, *x.shape[1:])
+        return _Extreme.apply(x, operator, reduce)  # type: ignore[no-any-return, no-untyped-call]
+    if exchange is not None and exchange.mirrored is None:
+        operator = operator._replace(symmetric=False)
+    return _Sum.apply(x, weight, onto, operator)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _flat(rows: Tensor) -> Tensor:
@@ -106,10 +121,13 @@ def _flat(rows: Tensor) -> Tensor:
 def _apart(onto: Tensor, x: Tensor) -> Tensor:
     """Return what is added to, with contiguous rows, in other memory than the sources.
 
-    Sums are added row by row while sources are read.
+    Sums are added row by row while sources are read. A view is copied too: autograd mistakes the
+    gradients of a function that changes a view which is not its first argument.
     """
     same = onto.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    return onto.clone() if same else onto.contiguous()
+    if same or onto._is_view():
+        return onto.clone(memory_format=torch.contiguous_format)
+    return onto.contiguous()
 
 
 def all_sources(x: Tensor, block: Block) -> Tensor:
@@ -130,9 +148,9 @@ def _check(
         raise ConfigError(f"reduce must be one of {', '.join(REDUCES)}, got {reduce!r}")
     if x.size(0) != block.num_rows_in:
         raise GraphError(f"x must have {block.num_rows_in} rows for this block, got {x.size(0)}")
-    if reduce in ("max", "min") and any(value is not None for value in given):
+    if reduce in EXTREMES and any(value is not None for value in given):
         raise ConfigError(f"weights are for sum and mean, onto too, got reduce={reduce!r}")
-    if reduce in ("max", "min") and block.ahead is not None:
+    if reduce in EXTREMES and block.ahead is not None:
         raise ConfigError(f"rows leave ahead of a sum or mean only, got reduce={reduce!r}")
     if scale is not None and reduce != "sum":
         raise ConfigError(f"scale is for sum, got reduce={reduce!r}")
@@ -307,27 +325,15 @@ def _weight_gradient(
 ) -> Tensor:
     here, halo = operator.halves
     x, rows = sources
-    heads = weight.size(1) if weight.dim() == 2 else 1
     if operator.own_dst is not None:
         grad = grad * operator.own_dst.to(grad.dtype)[:, None]
-
-    def by_head(values: Tensor) -> Tensor:
-        return values.reshape(values.size(0), heads, values.size(1) // heads)
-
-    def of(half: SubCSR, values: Tensor, src: Tensor | None) -> Tensor:
-        product = sddmm(half.csr, by_head(grad), by_head(values), True).view(-1, *weight.shape[1:])
-        if src is not None:
-            factor = src.to(product.dtype).index_select(0, half.csr.indices)
-            product = product * factor.view(-1, *(1,) * (product.dim() - 1))
-        return product
-
     src_here, src_halo = operator.src_halves
-    mine = of(here, x, src_here)
+    mine = weight_gradient(here.csr, grad, x, like=weight, src=src_here)
     if here.position is None or halo is None or rows is None:
-        return mine.to(weight.dtype)
+        return mine
     out = torch.empty_like(weight)
-    out[here.position] = mine.to(weight.dtype)
-    out[halo.position] = of(halo, rows, src_halo).to(weight.dtype)
+    out[here.position] = mine
+    out[halo.position] = weight_gradient(halo.csr, grad, rows, like=weight, src=src_halo)
     return out
 
 

@@ -98,8 +98,14 @@ class Block:
         return self.structure.dst_id
 
     @property
+    def num_owned(self) -> int:
+        """Number of destinations, the first ones, that no other rank has as destinations too."""
+        clones = self.structure.clones
+        return self.num_dst if clones is None else clones.num_roots
+
+    @property
     def num_rows_in(self) -> int:
         """Rows that `x` must have: those of owned sources where the others are exchanged."""
-        if self.exchange is None:
+        if self.exchange is None or self.exchange.plan.clones:
             return self.structure.num_src
         return self.exchange.plan.num_owned

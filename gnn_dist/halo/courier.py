@@ -17,9 +17,10 @@ from gnn_dist.profile.meter import Lane, Meter
 
 __all__ = ["DIRECTIONS", "Courier", "Parcel", "Place"]
 
-# Values, gradients; and more for what only some layers, or some policies, send.
+# Values and gradients of halo rows, also by way of other ranks; partial sums of clones, up to the
+# root and down, and likewise their gradients.
 DIRECTIONS = (
-    *("forward", "reverse", "up", "down"),
+    *("forward", "reverse", "up", "down", "gradient up", "gradient down"),
     *("forward direct", "forward spread", "reverse direct", "reverse spread"),
 )
 ROLL_CALLS = 16_000  # channels from here on tell that a sender has come to an exchange

@@ -38,12 +38,43 @@ from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.plan import HaloPlan
 
 __all__ = [
+    "CLONES_ADD",
+    "CloneExchange",
     "Exchange",
     "ExchangeMaker",
     "LayerExchange",
     "Pending",
+    "RoundTrip",
     "halo_exchange",
 ]
+
+
+@dataclass(frozen=True)
+class RoundTrip:
+    """From other clones to the roots of their nodes, and from there to the clones again.
+
+    Attributes:
+        up: Takes halo rows (h, ...), returns boundary rows (s, ...).
+        down: Takes boundary rows (s, ...), returns halo rows (h, ...).
+    """
+
+    up: Exchange
+    down: Exchange
+
+
+@dataclass(frozen=True)
+class CloneExchange:
+    """What one layer sends on a vertex-cut: partial sums of clones, in place of halo rows.
+
+    Attributes:
+        values: Of the forward.
+        gradients: Of the backward.
+        exact: Whether what arrives is what was sent.
+    """
+
+    values: RoundTrip
+    gradients: RoundTrip
+    exact: bool
 
 
 @dataclass(frozen=True)
@@ -59,6 +90,7 @@ class LayerExchange:
             adjoint is the reverse alone. A layer uses one of the two.
         sums_only: Why halo rows are of use for sums alone; "" if they are of any.
         boundary_index: int64 (s,), owned rows that boundary rows belong to; None: `plan`'s own.
+        clones: On a vertex-cut, what travels in place of halo rows.
     """
 
     plan: HaloPlan
@@ -67,6 +99,7 @@ class LayerExchange:
     mirrored: Exchange | None
     sums_only: str = ""
     boundary_index: Tensor | None = None
+    clones: CloneExchange | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -152,6 +185,11 @@ SCHEDULES: dict[type[Term], Callable[[Courier, Selector], Exchange]] = {
     Overlap: OverlappedExchange,
 }
 
+CLONES_ADD = (
+    "on a vertex-cut partition the in-edges of a node lie on several ranks, which can only add up: "
+    "use an edge-cut partition, such as --method metis"
+)
+
 
 class ExchangeMaker:
     """Makes the exchanges of one model on one shard; they share routes, clock and meter.
@@ -167,7 +205,7 @@ class ExchangeMaker:
     Collective where the policy relays.
 
     Raises:
-        ConfigError: There is no such policy.
+        ConfigError: There is no such policy, or it relays on a vertex-cut.
     """
 
     def __init__(
@@ -185,6 +223,11 @@ class ExchangeMaker:
         self.clock, self.meter = clock or Clock(), meter or Meter()
         self._there, self._back = there(plan, transport.rank), back(plan, transport.rank)
         self._relay: RelayPlan | None = None
+        if self.policy.path is not None and plan.clones:
+            raise ConfigError(
+                f"{self.policy} sends one row for all readers on a machine, but on a vertex-cut "
+                f"partition each of them gets another one: leave {self.policy.path.name} out"
+            )
         if self.policy.path is not None:
             if machines is None:
                 machines = transport.all_gather_object(host_identity())
@@ -200,6 +243,7 @@ class ExchangeMaker:
             self._one_way(self._there, value),
             self._one_way(self._back, gradient),
             self._one_way(self._there, gradient),
+            self._clones_at(layer),
         )
 
     def _relayed(self, layer: int, relay: RelayPlan) -> LayerExchange:
@@ -224,15 +268,37 @@ class ExchangeMaker:
         index = torch.cat([relay.direct.send_index, relay.across.send_index])
         return replace(made, boundary_index=index)
 
-    def _layer(self, forward: Exchange, reverse: Exchange, mirrored: Exchange) -> LayerExchange:
+    def _layer(
+        self,
+        forward: Exchange,
+        reverse: Exchange,
+        mirrored: Exchange,
+        clones: CloneExchange | None = None,
+    ) -> LayerExchange:
         return LayerExchange(
             plan=self.plan,
             forward=forward,
             reverse=reverse,
             # Sampled rows' adjoint is of the same rows: the way back.
-            mirrored=mirrored if self.policy.select is None else None,
-            sums_only=self.policy.sums_only,
+            mirrored=mirrored if self.policy.select is None and clones is None else None,
+            sums_only=self.policy.sums_only if clones is None else CLONES_ADD,
+            clones=clones,
         )
+
+    def _clones_at(self, layer: int) -> CloneExchange | None:
+        """Return what carries partial sums at a layer; None on an edge-cut."""
+        if not self.plan.clones:
+            return None
+
+        def both(prefix: str) -> RoundTrip:
+            # Every reader of a node gets another row: what the others' clones add up to.
+            down = replace(self._there, send_index=None)
+            return RoundTrip(
+                self._one_way(self._back, Place(layer, f"{prefix}up")),
+                self._one_way(down, Place(layer, f"{prefix}down")),
+            )
+
+        return CloneExchange(both(""), both("gradient "), self.policy.exact)
 
     def _one_way(self, route: Route, place: Place, *, near: bool = False) -> Exchange:
         """Make one direction; near, on a machine, rows travel as they are and are waited for."""

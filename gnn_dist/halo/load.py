@@ -13,19 +13,18 @@ from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ShardFormatError
 from gnn_dist.graph import CSRFeatures
+from gnn_dist.halo.clone_structure import clone_structure
+from gnn_dist.halo.transfers import PLAN_CHANNEL, exchange_rows, with_halo
 from gnn_dist.ops.csr import CSR
-from gnn_dist.ops.rows import gather_rows
 from gnn_dist.ops.spmm import SparseRows
 from gnn_dist.partition import PartitionBook
-from gnn_dist.shard.format import check_edge_cut, read_meta
+from gnn_dist.shard.format import read_meta
 from gnn_dist.shard.plan import HaloPlan
 from gnn_dist.shard.reader import ShardArrays, read_parts
 from gnn_dist.shard.shard import Shard
 from gnn_dist.shard.structure import Structure, degree_with_loop
 
 __all__ = ["build_plan", "exchange_rows", "induced_shard", "load_shard", "take_features"]
-
-PLAN_CHANNEL = 0  # no layer's exchange is in flight while a plan is made or a shard is loaded
 
 
 def load_shard(folder: str | Path, world: World, *, verify: bool = True) -> Shard:
@@ -40,13 +39,11 @@ def load_shard(folder: str | Path, world: World, *, verify: bool = True) -> Shar
         The shard, on the device that the transport takes rows from.
 
     Raises:
-        ShardFormatError: On every rank, if one rank finds its files missing or damaged, or the
-            partition is a vertex-cut.
+        ShardFormatError: On every rank, if one rank finds its files missing or damaged.
         PartitionError: There are more ranks than parts.
     """
     with world.everywhere(f"loading {folder}"):
         meta = read_meta(folder)
-        check_edge_cut(meta, folder)
         parts = meta.book.parts_of_rank(world.rank, world.world_size)
         arrays = read_parts(folder, parts, verify=verify)
     _check_same_folder(arrays, world)
@@ -61,19 +58,26 @@ def shard_from_arrays(arrays: ShardArrays, transport: Transport) -> Shard:
     halo = _tensor(arrays.halo, device)
     node_id = _tensor(arrays.node_id, device)
     plan = build_plan(owned, halo, node_id, arrays.meta.book, transport)
+    # One rank has all clones of a node, which are one node then.
+    plan = replace(plan, clones=arrays.meta.cut == "vertex" and transport.world_size > 1)
     indptr, indices = _tensor(arrays.indptr, device), _tensor(arrays.indices, device)
     csr = CSR(indptr, indices, num_owned + len(halo))
     edge = {name: _tensor(values, device) for name, values in arrays.edge.items()}
-    structure = _structure(csr, edge.pop("edge_weight", None), plan, transport)
-    structure = replace(structure, symmetric=arrays.meta.symmetric)
+    weight = edge.pop("edge_weight", None)
+    structure = _structure(csr, weight, edge.get("edge_id"), plan, transport)
+    if not plan.clones:
+        structure = replace(structure, symmetric=arrays.meta.symmetric)
     owned_data = {name: _tensor(values, device) for name, values in arrays.owned.items()}
+    features = _features(arrays, device)
+    if plan.clones and features is not None:
+        features = with_halo(features, plan, transport)
     return Shard(
         structure=structure,
         plan=plan,
         meta=arrays.meta,
         parts=arrays.parts,
         global_id=torch.cat([owned, halo]),
-        features=_features(arrays, device),
+        features=features,
         y=owned_data.pop("y", None),
         masks=owned_data,
         edge_data=edge,
@@ -119,15 +123,6 @@ def build_plan(
     return HaloPlan(len(owned), index, send_ptr, recv, torch.cat([node_id, halo_id]))
 
 
-def exchange_rows(rows: Tensor, plan: HaloPlan, transport: Transport) -> Tensor:
-    """Collective. Return the halo rows (h, ...) of some owned rows (n, ...), without gradients."""
-    received = rows.new_empty((plan.num_halo, *rows.shape[1:]))
-    transport.exchange(
-        gather_rows(rows, plan.send_index), plan.send_ptr, received, plan.recv_ptr, PLAN_CHANNEL
-    ).wait()
-    return received
-
-
 def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
     """Collective. Return the shard of the subgraph that some nodes induce (for inductive training).
 
@@ -141,37 +136,46 @@ def induced_shard(shard: Shard, keep: Tensor, transport: Transport) -> Shard:
         original ids as before.
     """
     keep_all = torch.cat([keep, exchange_rows(keep, shard.plan, transport)])
-    csr = shard.structure.csr
+    csr, clones = shard.structure.csr, shard.plan.clones
     rows = csr.rows
-    edge = (keep_all[csr.indices.long()] & keep[rows]).nonzero().squeeze(1)
+    edge = (keep_all[csr.indices.long()] & keep_all[rows]).nonzero().squeeze(1)
     owned, n = keep.nonzero().squeeze(1), shard.num_owned
-    # Of the halo only what kept edges read stays.
+    # Of the halo only what kept edges touch stays.
     used = torch.zeros_like(keep_all)
     used[csr.indices[edge].long()] = True
+    used[rows[edge]] = True
     halo = n + used[n:].nonzero().squeeze(1)
+    kept = torch.cat([owned, halo])
     local = torch.full_like(shard.global_id, -1)
-    local[torch.cat([owned, halo])] = torch.arange(len(owned) + len(halo), device=local.device)
-    counts = torch.bincount(local[rows[edge]], minlength=len(owned))
+    local[kept] = torch.arange(len(kept), device=local.device)
+    inputs = kept if clones else owned
+    counts = torch.bincount(local[rows[edge]], minlength=len(inputs))
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    sub_csr = CSR(indptr, local[csr.indices[edge].long()].int(), len(owned) + len(halo))
-    global_id = shard.global_id[torch.cat([owned, halo])]
+    sub_csr = CSR(indptr, local[csr.indices[edge].long()].int(), len(kept))
+    global_id = shard.global_id[kept]
     own, other = global_id[: len(owned)], global_id[len(owned) :]
     plan = build_plan(own, other, shard.node_id[owned], shard.meta.book, transport)
-    weight = shard.edge_weight
-    kept = None if weight is None else weight[edge]
-    structure = _structure(sub_csr, kept, plan, transport)
+    plan = replace(plan, clones=clones)
+    edge_data = {name: values[edge] for name, values in shard.edge_data.items()}
+    weight = None if shard.edge_weight is None else shard.edge_weight[edge]
+    structure = _structure(sub_csr, weight, edge_data.get("edge_id"), plan, transport)
     return shard.replace(
         structure=replace(structure, symmetric=shard.structure.symmetric),
         plan=plan,
         global_id=global_id,
-        features=None if shard.features is None else take_features(shard.features, owned),
+        features=None if shard.features is None else take_features(shard.features, inputs),
         y=None if shard.y is None else shard.y[owned],
         masks={name: mask[owned] for name, mask in shard.masks.items()},
-        edge_data={name: values[edge] for name, values in shard.edge_data.items()},
+        edge_data=edge_data,
     )
 
 
-def _structure(csr: CSR, weight: Tensor | None, plan: HaloPlan, transport: Transport) -> Structure:
+def _structure(
+    csr: CSR, weight: Tensor | None, edge_id: Tensor | None, plan: HaloPlan, transport: Transport
+) -> Structure:
+    """Collective. Make the structure of a shard's edges, with what is known of the whole graph."""
+    if plan.clones:
+        return clone_structure(csr, plan, transport, edge_weight=weight, edge_id=edge_id)
     degree = degree_with_loop(csr, weight)
     return Structure(
         csr=csr,

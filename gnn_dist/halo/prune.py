@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gnn_dist.comm.transport import Transport
-from gnn_dist.halo.load import PLAN_CHANNEL
+from gnn_dist.halo.transfers import return_rows
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.rows import gather_rows
 from gnn_dist.shard.plan import HaloPlan
@@ -64,7 +64,7 @@ def active_layers(
     for _ in range(layers):
         reads = _sources_of(structure.csr, active[0])
         halo = reads[plan.num_owned :]
-        asked = _tell_owners(halo, plan, transport)
+        asked = return_rows(halo, plan, transport)
         owned = reads[: plan.num_owned] | active[0]
         owned[plan.send_index[asked]] = True
         active.insert(0, owned)
@@ -89,13 +89,6 @@ def _sources_of(csr: CSR, rows: Tensor) -> Tensor:
     reads = torch.zeros(csr.num_cols, dtype=torch.bool, device=csr.device)
     reads[csr.indices[rows.repeat_interleave(csr.counts)].long()] = True
     return reads
-
-
-def _tell_owners(halo: Tensor, plan: HaloPlan, transport: Transport) -> Tensor:
-    """Collective. Return bool (s,), which rows sent are read, from bool (h,), which are wanted."""
-    asked = halo.new_empty(plan.num_boundary)
-    transport.exchange(halo, plan.recv_ptr, asked, plan.send_ptr, PLAN_CHANNEL).wait()
-    return asked
 
 
 def _layer(

@@ -99,8 +99,9 @@ class GNN(nn.Module):
                 conv(hidden, block) if late is None else conv(hidden, block, skip_bias=True)
             )
             if i < len(self.dropouts):
+                norm = self.norms[i]
                 rows = self.dropouts[i](
-                    self.norms[i](rows),
+                    norm(rows, block.num_owned) if isinstance(norm, BatchNorm) else rows,
                     block.dst_id,
                     bias=late,
                     relu=True,

@@ -21,8 +21,13 @@ class BatchNorm(nn.BatchNorm1d):
         super().__init__(num_features)
         self.transport = transport
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Collective. Normalise owned rows (n, num_features)."""
+    def forward(self, x: Tensor, num_owned: int | None = None) -> Tensor:
+        """Collective. Normalise rows.
+
+        Args:
+            x: (n, num_features), owned rows, or more.
+            num_owned: How many of them, the first ones, the statistics are of; None for all.
+        """
         if not self.training or self.transport is None:
             return super().forward(x)
         if self.num_batches_tracked is not None:
@@ -34,6 +39,7 @@ class BatchNorm(nn.BatchNorm1d):
             momentum=self._weight_of_new(),
             eps=self.eps,
             transport=self.transport,
+            num_owned=num_owned,
         )
 
     def _weight_of_new(self) -> float:
@@ -51,29 +57,32 @@ def global_batch_norm(
     momentum: float,
     eps: float,
     transport: Transport,
+    num_owned: int | None = None,
 ) -> Tensor:
-    """Collective. Normalise rows by mean and variance over the rows of all ranks.
+    """Collective. Normalise rows by mean and variance over the owned rows of all ranks.
 
     Args:
-        x: (n, F), rows of this rank; n may be 0.
+        x: (n, F), rows of this rank, owned ones first; n may be 0.
         running: Running mean and variance (F,), updated in place; None where not tracked.
         affine: Weight and bias (F,), or None.
         momentum: Weight of the new statistics.
         eps: Added to the variance.
         transport: The ranks.
+        num_owned: How many rows of this rank are owned; None for all.
 
     Returns:
         (n, F), differentiable; the backward is collective too.
     """
     dtype = x.dtype
     x = x.to(torch.promote_types(dtype, torch.float32))
-    count = torch.tensor([float(x.size(0))], dtype=torch.float64, device=x.device)
+    num_owned = x.size(0) if num_owned is None else num_owned
+    count = torch.tensor([float(num_owned)], dtype=torch.float64, device=x.device)
     transport.all_reduce(count).wait()
     total = max(count.item(), 1.0)
-    mean = all_reduce_sum(x.sum(0), transport) / total
+    mean = all_reduce_sum(x[:num_owned].sum(0), transport) / total
     centred = x - mean
     # Two passes: the variance of centred values loses no digits to a large mean.
-    variance = all_reduce_sum(centred.square().sum(0), transport) / total
+    variance = all_reduce_sum(centred[:num_owned].square().sum(0), transport) / total
     _update(running, mean.detach(), variance.detach() * (total / max(total - 1.0, 1.0)), momentum)
     out = centred * (variance + eps).rsqrt()
     weight, bias = affine

@@ -28,7 +28,7 @@ from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.collectives import broadcast_state
-from gnn_dist.halo.exchange import ExchangeMaker, LayerExchange, halo_exchange
+from gnn_dist.halo.exchange import CLONES_ADD, ExchangeMaker, LayerExchange, halo_exchange
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.nn.norm import global_batch_norm
 from gnn_dist.nn.refusal import refused_modules, source_names
@@ -72,7 +72,7 @@ def parallelize(
 
     Raises:
         ConfigError: The model has a layer that would not be exact, named with the reason, or there
-            is no such policy, or one that is for sums alone.
+            is no such policy, or one that is for sums alone, or the shard is of a vertex-cut.
 
     Example:
         The README has a training loop; `tests/test_docs_examples.py` runs it.
@@ -85,6 +85,10 @@ def parallelize(
                 f"{name} has no shape yet, so ranks could not start equal: give the layer its "
                 "in_channels"
             )
+    if shard.plan.clones:
+        raise ConfigError(
+            f"layers of PyTorch Geometric may do more than sum rows, but {CLONES_ADD}"
+        )
     policy = HaloPolicy.parse(halo)
     if policy.sums_only:
         raise ConfigError(

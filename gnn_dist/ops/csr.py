@@ -155,17 +155,29 @@ class CSR:
     @cached_property
     def self_loop_origin(self) -> SubCSR:
         """`with_self_loops`, and where each of its entries comes from (-1: its own loop)."""
+        return self.loops_below(self.num_rows)
+
+    def loops_below(self, num_looped: int) -> SubCSR:
+        """Return the structure with a self-loop in some rows, and no other loops.
+
+        Args:
+            num_looped: Row i below holds the entry (i, i) once, last in its row; the others never.
+
+        Returns:
+            The structure, and where each of its entries comes from (-1: a loop).
+        """
         all_rows = self.rows
         keep = (self.indices != all_rows).nonzero().squeeze(1)
         rows = all_rows[keep]
-        counts = torch.bincount(rows, minlength=self.num_rows) + 1
+        counts = torch.bincount(rows, minlength=self.num_rows)
+        counts[:num_looped] += 1
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        # Each row before this one has put one loop in front of the entries that stay.
-        place = torch.arange(len(keep), device=self.device) + rows
-        indices = self.indices.new_empty(len(keep) + self.num_rows)
+        # Each looped row before this one has put one loop in front of the entries that stay.
+        place = torch.arange(len(keep), device=self.device) + rows.clamp(max=num_looped)
+        indices = self.indices.new_empty(len(keep) + num_looped)
         position = self._narrow(torch.full_like(indices, -1, dtype=torch.int64))
         indices[place] = self.indices[keep]
         position[place] = keep.to(position.dtype)
-        loops = torch.arange(self.num_rows, device=self.device, dtype=indices.dtype)
-        indices[indptr[1:] - 1] = loops
+        loops = torch.arange(num_looped, device=self.device, dtype=indices.dtype)
+        indices[indptr[1 : num_looped + 1] - 1] = loops
         return SubCSR(CSR(indptr, indices, self.num_cols), position)

@@ -45,7 +45,6 @@ __all__ = [
     "META_FILE",
     "ArrayRow",
     "Meta",
-    "check_edge_cut",
     "check_target",
     "part_name",
     "read_meta",
@@ -255,20 +254,6 @@ def read_meta(folder: str | Path) -> Meta:
             f"{path} is damaged ({error}): partition the dataset again"
         ) from error
     return meta
-
-
-def check_edge_cut(meta: Meta, folder: str | Path) -> None:
-    """Refuse a folder whose parts this version can read and inspect, but not train on.
-
-    Raises:
-        ShardFormatError: It is a vertex-cut partition.
-    """
-    if meta.cut != "edge":
-        raise ShardFormatError(
-            f"{folder} is a vertex-cut partition (--method {meta.partitioner['method']}), whose "
-            "aggregation is not supported yet by this version: partition with an edge-cut method, "
-            "such as --method metis"
-        )
 
 
 def _check_meta(meta: Meta) -> None:

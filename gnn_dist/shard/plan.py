@@ -19,7 +19,7 @@ class HaloPlan:
         reverse   halo rows               --> boundary rows       (gradients back to the owner)
 
     A row is sent once to every rank that reads it, so the reverse may bring several rows for one
-    owned node; they are added.
+    owned node; they are added. On a vertex-cut owned nodes are roots, and halo nodes other clones.
 
     Attributes:
         num_owned: n.
@@ -28,6 +28,7 @@ class HaloPlan:
         send_ptr: (world_size + 1) offsets into `send_index`.
         recv_ptr: (world_size + 1) offsets into the halo rows, which are grouped by owner.
         src_id: int64 (n + h,), original ids of owned and halo nodes.
+        clones: Whether halo nodes have in-edges here, which their owners have not (vertex-cut).
     """
 
     num_owned: int
@@ -35,6 +36,7 @@ class HaloPlan:
     send_ptr: tuple[int, ...]
     recv_ptr: tuple[int, ...]
     src_id: Tensor
+    clones: bool = False
 
     @property
     def halo_id(self) -> Tensor:
@@ -45,6 +47,17 @@ class HaloPlan:
     def send_id(self) -> Tensor:
         """int64 (s,), original ids of the rows sent forward."""
         return self.src_id[self.send_index]
+
+    @cached_property
+    def boundary(self) -> Tensor:
+        """int64 (b,), local ids of the owned nodes that other ranks hold, ascending."""
+        boundary: Tensor = torch.unique(self.send_index)
+        return boundary
+
+    @cached_property
+    def boundary_slot(self) -> Tensor:
+        """int64 (s,), where in `boundary` the node of each row sent forward is."""
+        return torch.searchsorted(self.boundary, self.send_index)
 
     @property
     def num_halo(self) -> int:

@@ -73,7 +73,7 @@ def read_parts(folder: str | Path, parts: range, *, verify: bool = True) -> Shar
     loaded = [_read_part(folder, meta, part, verify) for part in parts]
     start, stop = meta.node_ptr[parts.start], meta.node_ptr[parts.stop]
     joined = {name: _join([arrays.get(name) for arrays in loaded]) for name in loaded[0]}
-    joint = _join_structures(folder, loaded, meta, parts)
+    joint = _join_structures(folder, loaded, meta, parts, joined.get("edge_id"))
     edge = {name: joined[name] for name in EDGE_NAMES if name in joined}
     if joint.order is not None:
         edge = {name: values[joint.order] for name, values in edge.items()}
@@ -186,7 +186,11 @@ class _JointStructure(NamedTuple):
 
 
 def _join_structures(
-    folder: Path, loaded: list[dict[str, Array]], meta: Meta, parts: range
+    folder: Path,
+    loaded: list[dict[str, Array]],
+    meta: Meta,
+    parts: range,
+    edge_id: Array | None,
 ) -> _JointStructure:
     if len(loaded) == 1:
         only = loaded[0]
@@ -200,9 +204,10 @@ def _join_structures(
     indices = np.concatenate([t[a["indices"]] for t, a in zip(tables, loaded, strict=True)])
     if meta.cut == "edge":
         return _JointStructure(indptr, indices, halo, None)
-    # A node has a row in every part where it has a clone.
+    # A node has a row in every part where it has a clone. Copies of an edge stand side by side, in
+    # the order in which they were given where that is known.
     row = np.repeat(np.concatenate(tables), np.diff(indptr))
-    order = np.argsort(row, kind="stable")
+    order = np.lexsort((indices, row) if edge_id is None else (edge_id, indices, row))
     num_rows = meta.node_ptr[parts.stop] - meta.node_ptr[parts.start] + len(halo)
     indptr = _offsets(np.bincount(row, minlength=num_rows))
     return _JointStructure(indptr, indices[order], halo, order)

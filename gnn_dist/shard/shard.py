@@ -20,13 +20,16 @@ __all__ = ["Shard"]
 class Shard:
     """What one rank owns, made of one part or of several consecutive ones.
 
+    On a vertex-cut over several ranks owned nodes are roots, and halo nodes other clones: these
+    have in-edges here too, so that models run over all local nodes.
+
     Attributes:
-        structure: In-edges of the owned nodes, over local ids.
+        structure: In-edges of the owned nodes, over local ids; of a vertex-cut, of all local nodes.
         plan: How halo rows travel.
         meta: The partition folder's `meta.json`.
         parts: The parts this shard is made of.
         global_id: int64 (n + h,), global ids: owned ascending, then halo ascending.
-        features: (n, F) floating, `SparseRows`, or None.
+        features: (n, F) floating, `SparseRows`, or None; of a vertex-cut, (n + h, F).
         y: int64 (n,), -1 for none, or bool (n, C); None without labels.
         masks: `train_mask`, `val_mask`, `test_mask`, bool (n,) or (n, S), as far as they exist.
         edge_data: `edge_id`, `edge_attr`, `edge_type`, (e, ...), as far as they exist.
@@ -45,26 +48,26 @@ class Shard:
     @property
     def num_owned(self) -> int:
         """n, owned nodes."""
-        return self.structure.num_dst
+        return self.plan.num_owned
 
     @property
     def num_halo(self) -> int:
-        """h, remote nodes that owned nodes read from."""
-        return self.structure.num_src - self.structure.num_dst
+        """h, remote nodes that owned nodes read from, or have a clone in common with."""
+        return self.plan.num_halo
 
     @property
     def num_edges(self) -> int:
-        """e, in-edges of owned nodes."""
+        """e, edges that are here."""
         return self.structure.csr.nnz
 
     @property
     def node_id(self) -> Tensor:
         """int64 (n,), original ids of the owned nodes."""
-        return self.structure.dst_id
+        return self.structure.src_id[: self.num_owned]
 
     @property
     def x(self) -> Tensor:
-        """(n, F), dense features of the owned nodes.
+        """`features`, dense.
 
         Raises:
             ConfigError: The graph has no features.
@@ -84,7 +87,7 @@ class Shard:
 
     @cached_property
     def edge_index(self) -> Tensor:
-        """int64 (2, e): row 0 sources (owned, then halo), row 1 destinations (owned); local ids."""
+        """int64 (2, e): row 0 sources, row 1 destinations; local ids, owned first."""
         return torch.stack([self.structure.csr.indices.long(), self.structure.csr.rows])
 
     @property

@@ -2,14 +2,65 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnn_dist.ops.csr import CSR
+from gnn_dist.errors import GraphError
+from gnn_dist.ops.csr import CSR, SubCSR
 from gnn_dist.ops.draws import edge_ids
 
-__all__ = ["Structure"]
+__all__ = ["CloneRows", "Clones", "Structure"]
+
+
+class CloneRows(NamedTuple):
+    """A structure cut by rows, so that what others wait for can be summed first.
+
+    Attributes:
+        halo: (h, num_src), rows of clones that are no roots.
+        boundary: (b, num_src), rows of roots whose nodes have other clones.
+        interior: (num_dst, num_src), rows of the other roots; those of cloned nodes are empty.
+    """
+
+    halo: SubCSR
+    boundary: SubCSR
+    interior: SubCSR
+
+
+@dataclass(frozen=True, eq=False)
+class Clones:
+    """What else the structure of a vertex-cut tells: in-edges of a node lie at several clones.
+
+        rows    0 .. num_roots-1    | num_roots .. num_dst-1
+                roots               | other clones
+
+    Attributes:
+        num_roots: n. A root holds its node's self-loop.
+        boundary: int64 (b,), roots of nodes that have other clones, ascending.
+        loop_weight: float64 (num_dst,), weight of the node's loop (its last copy), 1 without one.
+        num_others: int64 (num_dst,), the node's in-edges of the whole graph that are no loops.
+    """
+
+    num_roots: int
+    boundary: Tensor
+    loop_weight: Tensor
+    num_others: Tensor
+
+    def rows_of(self, csr: CSR) -> CloneRows:
+        """Cut a structure over the shard's local nodes."""
+        other = torch.arange(self.num_roots, csr.num_rows, device=csr.device)
+        interior = torch.ones(csr.num_rows, dtype=torch.bool, device=csr.device)
+        interior[other] = False
+        interior[self.boundary] = False
+        return CloneRows(
+            csr.take_rows(other), csr.take_rows(self.boundary), csr.select(interior[csr.rows])
+        )
+
+    def to(self, device: torch.device) -> "Clones":
+        """Return the same on another device."""
+        tensors = (self.boundary, self.loop_weight, self.num_others)
+        return Clones(self.num_roots, *(values.to(device) for values in tensors))
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +76,11 @@ class Structure:
         degree: float64 (num_src,), weighted in-degree of each source in the whole graph, its own
             loop counted once: with weight 1, or with the loop's own weight where it has one.
         edge_weight: Floating (e,), or None for ones.
-        symmetric: Over all ranks, each edge has its reverse, as often and with equal weight.
+        symmetric: Over all ranks, each edge has its reverse, as often and with equal weight, and
+            destinations have all their in-edges here.
         num_in_edges: int64 (num_src,), in-edges of each source in the whole graph, or None if only
             those of destinations are known.
+        clones: Of a vertex-cut over several ranks; None where destinations have all in-edges here.
     """
 
     csr: CSR
@@ -36,6 +89,7 @@ class Structure:
     edge_weight: Tensor | None = None
     symmetric: bool = False
     num_in_edges: Tensor | None = None
+    clones: Clones | None = None
 
     @property
     def num_dst(self) -> int:
@@ -66,16 +120,49 @@ class Structure:
     def _mean_scale_of_all(self) -> Tensor:
         return torch.as_tensor(self.num_in_edges).clamp(min=1).double().reciprocal()
 
+    @property
+    def loop_mean_scale(self) -> Tensor:
+        """float64 (num_dst,), 1 / in-edges, where each node has exactly one loop."""
+        if self.clones is None:
+            return self.csr.with_self_loops.mean_scale
+        return (self.clones.num_others + 1).double().reciprocal()
+
+    @cached_property
+    def with_self_loops(self) -> SubCSR:
+        """The structure with one loop a node, at its root; origins as `self_loop_origin`."""
+        if self.clones is None:
+            return self.csr.self_loop_origin
+        return self.csr.loops_below(self.clones.num_roots)
+
+    @cached_property
+    def clone_rows(self) -> CloneRows:
+        """`csr`, cut by rows; with clones only."""
+        return self._cut(self.csr)
+
+    @cached_property
+    def looped_clone_rows(self) -> CloneRows:
+        """`with_self_loops`, cut by rows; with clones only."""
+        return self._cut(self.with_self_loops.csr)
+
+    def _cut(self, csr: CSR) -> CloneRows:
+        if self.clones is None:
+            raise GraphError("a structure whose nodes have all in-edges here has no clones")
+        return self.clones.rows_of(csr)
+
     @cached_property
     def loop_edge_weight(self) -> Tensor | None:
-        """(nnz,) weights of `csr.with_self_loops`; a new loop has 1, an old one keeps its own.
+        """(nnz,) weights of `with_self_loops`; a new loop has 1, an old one keeps its own.
 
         None without edge weights: all are 1.
         """
         if self.edge_weight is None:
             return None
-        csr, position = self.csr.self_loop_origin
-        weight = own_loop_weight(self.csr, self.edge_weight).to(self.edge_weight)
+        csr, position = self.with_self_loops
+        if self.clones is None:
+            weight = own_loop_weight(self.csr, self.edge_weight)
+        else:
+            weight = self.clones.loop_weight
+        weight = weight.to(self.edge_weight)
         if position is None:
             return self.edge_weight
         kept = self.edge_weight.index_select(0, position.clamp(min=0))
@@ -109,27 +196,38 @@ class Structure:
             degree=self.degree.to(device),
             edge_weight=None if self.edge_weight is None else self.edge_weight.to(device),
             num_in_edges=None if self.num_in_edges is None else self.num_in_edges.to(device),
+            clones=None if self.clones is None else self.clones.to(device),
         )
+
+
+def last_loops(csr: CSR) -> tuple[Tensor, Tensor]:
+    """Return int64 (k,), (k,): rows that have a loop, ascending, and positions of the last one."""
+    rows = csr.rows
+    loops = (csr.indices == rows).nonzero().squeeze(1)
+    rows = rows[loops]
+    last = torch.ones_like(rows, dtype=torch.bool)
+    if rows.numel():
+        last[:-1] = rows[1:] != rows[:-1]
+    return rows[last], loops[last]
 
 
 def own_loop_weight(csr: CSR, edge_weight: Tensor) -> Tensor:
     """Return float64 (n,): the weight of each destination's loop (its last copy), or 1 without."""
     weight = torch.ones(csr.num_rows, dtype=torch.float64, device=csr.device)
-    loops = (csr.indices == csr.rows).nonzero().squeeze(1)
-    rows = csr.rows[loops]
-    last = torch.ones_like(rows, dtype=torch.bool)
-    if rows.numel():
-        last[:-1] = rows[1:] != rows[:-1]
-    weight[rows[last]] = edge_weight[loops[last]].double()
+    rows, position = last_loops(csr)
+    weight[rows] = edge_weight[position].double()
     return weight
+
+
+def weight_without_loops(csr: CSR, edge_weight: Tensor | None) -> Tensor:
+    """Return float64 (n,), the weighted in-degree of destinations, loops left out."""
+    if edge_weight is None:
+        edge_weight = torch.ones(csr.nnz, dtype=torch.float64, device=csr.device)
+    weight = edge_weight.double().masked_fill(csr.indices == csr.rows, 0.0)
+    return weight.new_zeros(csr.num_rows).index_add_(0, csr.rows, weight)
 
 
 def degree_with_loop(csr: CSR, edge_weight: Tensor | None) -> Tensor:
     """Return float64 (n,), the in-degree of destinations as `Structure.degree` defines it."""
-    if edge_weight is None:
-        loop = torch.ones(csr.num_rows, dtype=torch.float64, device=csr.device)
-        edge_weight = torch.ones(csr.nnz, dtype=torch.float64, device=csr.device)
-    else:
-        loop = own_loop_weight(csr, edge_weight)
-    weight = edge_weight.double().masked_fill(csr.indices == csr.rows, 0.0)
-    return loop.index_add_(0, csr.rows, weight)
+    others = weight_without_loops(csr, edge_weight)
+    return others + (1.0 if edge_weight is None else own_loop_weight(csr, edge_weight))

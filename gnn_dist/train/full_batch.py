@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
-from gnn_dist.errors import GnnDistError
+from gnn_dist.errors import ConfigError, GnnDistError
 from gnn_dist.halo.block import Block, Constant
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.exchange import ExchangeMaker
@@ -77,12 +77,22 @@ class TrainingSet:
         shard: The whole shard, or one of a subgraph (inductive training).
         task: Its labels and masks.
         prune: Leave out what the loss does not depend on; not with batch norm, whose statistics
-            are of all nodes.
+            are of all nodes, and not on a vertex-cut over several ranks.
+
+    Raises:
+        ConfigError: Pruning on such a vertex-cut.
     """
 
     shard: Shard
     task: NodeTask
     prune: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prune and self.shard.plan.clones:
+            raise ConfigError(
+                "prune needs all in-edges of a node on one rank, and this is a vertex-cut partition: "
+                "drop --prune, or use an edge-cut method, such as --method metis"
+            )
 
 
 MakerOf = Callable[..., ExchangeMaker]
@@ -264,8 +274,9 @@ class FullBatch:
         return self._logits(self.shard.required_features, self._exact_blocks)
 
     def _logits(self, features: Rows, blocks: list[Block]) -> Tensor:
-        """Collective. Return the model's output, of 32 bits at least."""
+        """Collective. Return the model's output for owned nodes, of 32 bits at least."""
         half = features.dtype == torch.bfloat16  # then products and their rows are, too
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
             out: Tensor = self.model(features, blocks)
-        return out.to(torch.promote_types(out.dtype, torch.float32))
+        # Other clones of a vertex-cut have the same output as the roots, and must not count.
+        return out[: blocks[-1].num_owned].to(torch.promote_types(out.dtype, torch.float32))
