@@ -9,11 +9,9 @@ from awkward import AWKWARD, awkward_case
 
 import gnn_dist.edge_partition
 from gnn_dist.cli import main
-from gnn_dist.comm.world import World
 from gnn_dist.edge_partition import EdgePartition, measure_edge_quality
 from gnn_dist.errors import PartitionError, ShardFormatError
 from gnn_dist.graph import graph_from_edges
-from gnn_dist.halo.load import load_shard
 from gnn_dist.partitioners import partition_graph
 from gnn_dist.shard.format import read_meta, write_partition
 from gnn_dist.shard.reader import read_parts
@@ -154,15 +152,6 @@ def test_arrays_that_do_not_fit_each_other(parts, array, values, message, tmp_pa
         read_parts(tmp_path / "parts", parts, verify=False)
 
 
-def test_training_on_one_is_refused(tmp_path, capsys):
-    write_partition(*small(), tmp_path / "parts")
-    with pytest.raises(ShardFormatError, match="not supported yet"):
-        load_shard(tmp_path / "parts", World.single())
-    for command in (["train", "--ranks", "2"], ["train"]):
-        assert main([command[0], str(tmp_path / "parts"), *command[1:]]) == 2
-        assert "vertex-cut" in capsys.readouterr().err
-
-
 def test_the_command_line_makes_and_inspects_one(tmp_path, capsys):
     edges = np.random.default_rng(0).integers(0, 50, (200, 2))
     np.savetxt(tmp_path / "edges.csv", edges, "%d", ",")
@@ -178,6 +167,37 @@ def test_the_command_line_makes_and_inspects_one(tmp_path, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["cut"] == "vertex"
     assert sum(values["quality"]["num_edges"]) == values["num_edges"]
+
+
+def losses(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_several_ranks_train_on_one_as_one_rank_does(tmp_path, capfd):
+    out, runs = tmp_path / "parts", [tmp_path / "one", tmp_path / "two"]
+    words = ["partition", "grid:rows=9,cols=9", "--method", "libra", "--parts", "4"]
+    assert main([*words, "--out", str(out)]) == 0
+    words = ["train", str(out), "--epochs", "3", "--hidden", "8", "--no-tensorboard"]
+    words += ["--model", "gcn", "--inductive", "--batch-norm", "--dropout", "0.5"]
+    assert main([*words, "--out", str(runs[0])]) == 0
+    assert main([*words, "--out", str(runs[1]), "--ranks", "2"]) == 0
+    np.testing.assert_allclose(*map(losses, runs), rtol=1e-5)
+    capfd.readouterr()
+    scores = []
+    for ranks in ([], ["--ranks", "2"]):
+        assert main(["evaluate", str(runs[1]), "--json", *ranks]) == 0
+        scores.append(json.loads(capfd.readouterr().out))
+    assert scores[0] == pytest.approx(scores[1])
+
+
+def test_attention_over_clones_is_refused_at_once(tmp_path, capsys):
+    labelled = small()[0].replace(y=np.array([0, 1, 0, 1, 0]), num_classes=2)
+    write_partition(labelled, small()[1], tmp_path / "parts")
+    words = ["train", str(tmp_path / "parts"), "--model", "gat", "--epochs", "1"]
+    assert main([*words, "--ranks", "2"]) == 2
+    assert "attention needs all in-edges of a node on one rank" in capsys.readouterr().err
+    assert main([*words, "--no-tensorboard", "--out", str(tmp_path / "run")]) == 0  # one rank
 
 
 def test_doctests():

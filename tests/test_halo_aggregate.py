@@ -11,6 +11,7 @@ from gnn_dist.halo.exchange import ExchangeMaker
 from gnn_dist.halo.load import load_shard
 from gnn_dist.ops.draws import edge_ids
 from gnn_dist.partition import Partition
+from gnn_dist.partitioners import partition_graph
 from gnn_dist.profile.meter import HALO_WAIT, Meter
 from gnn_dist.shard.format import write_partition
 from gnn_dist.testing import run_ranks
@@ -30,15 +31,16 @@ CASES = [
 ]
 
 
-def edge_values(structure, csr, *trailing):
+def edge_values(structure, csr, *trailing, by_copy=True):
     """Values that depend on the edge's ends and copy, and not on where it is stored."""
     src, dst = structure.src_id[csr.indices.long()], structure.src_id[csr.rows]
-    key = edge_ids(src, dst, csr.copy_number) % 1009
+    # Copies on several ranks are counted on each.
+    key = edge_ids(src, dst, csr.copy_number if by_copy else torch.zeros_like(src)) % 1009
     column = torch.arange(1, 1 + int(np.prod(trailing, initial=1)), dtype=torch.float64)
     return torch.sin(key.double()[:, None] * column).view(-1, *trailing)
 
 
-def reduced(world, folder, policy):
+def reduced(world, folder, policy, by_copy=True):
     """Return, for each case: output, gradient of x, gradient of the weight by edge."""
     shard = load_shard(folder, world)
     structure = shard.structure
@@ -46,29 +48,36 @@ def reduced(world, folder, policy):
     for layer, (reduce, kind, loops) in enumerate(CASES):
         exchange = ExchangeMaker(shard.plan, world.transport, policy).at(layer)
         block = Block(structure, exchange)
-        csr = structure.csr.with_self_loops if loops else structure.csr
+        csr = structure.with_self_loops.csr if loops else structure.csr
         x = torch.round(shard.x * 2) / 2  # many equal values, so that maxima tie
         x = torch.stack([x, x.flip(1)], 1).requires_grad_()  # (n, 2 heads, F)
         weight = None
         if kind != "none":
             shape = () if kind == "edge" else (2,)
-            weight = edge_values(structure, csr, *shape).requires_grad_()
+            weight = edge_values(structure, csr, *shape, by_copy=by_copy).requires_grad_()
         result = aggregate(x, block, reduce=reduce, weight=weight, self_loops=loops)
+        result = result[: shard.num_owned]
         scale = torch.cos(shard.node_id.double())[:, None, None] + torch.arange(5)
         (result * scale).sum().backward()
-        tensors = [result.detach(), x.grad]
         edges = None
         if weight is not None:
             ends = torch.stack([structure.src_id[csr.indices.long()], structure.src_id[csr.rows]])
             edges = (ends.numpy(), csr.copy_number.numpy(), weight.grad.numpy())
-        out[layer] = (shard.node_id.numpy(), [t.numpy() for t in tensors], edges)
+        ids = structure.src_id[: len(x)].numpy()
+        out[layer] = (shard.node_id.numpy(), (ids, result.detach().numpy(), x.grad.numpy()), edges)
     return out
 
 
 def in_order(results, layer):
-    """Return rows by original id, and weight gradients by (dst, src, copy)."""
+    """Return rows by original id, and weight gradients by (dst, src, copy).
+
+    Gradients of clones of a node are added up.
+    """
     order = np.argsort(np.concatenate([r[layer][0] for r in results]))
-    rows = [np.concatenate([r[layer][1][i] for r in results])[order] for i in (0, 1)]
+    ids, out, grads = (np.concatenate([r[layer][1][i] for r in results]) for i in range(3))
+    grad = np.zeros_like(out)
+    np.add.at(grad, ids, grads)
+    rows = [out[order], grad]
     if results[0][layer][2] is None:
         return rows
     ends = np.concatenate([r[layer][2][0] for r in results], 1)
@@ -87,6 +96,23 @@ def test_every_reduction_equals_that_of_one_process(name, tmp_path):
         for layer, case in enumerate(CASES):
             for a, b in zip(in_order(one, layer), in_order(three, layer), strict=True):
                 np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12, err_msg=f"{policy} {case}")
+
+
+def reduced_all(world, folders):
+    return {name: reduced(world, folder, "overlap", False) for name, folder in folders.items()}
+
+
+def test_so_does_every_reduction_over_clones(tmp_path):
+    folders = {name: tmp_path / name for name in AWKWARD if name != "single node"}
+    for name, folder in folders.items():
+        graph = awkward_case(name, 3).graph
+        write_partition(graph, partition_graph(graph, 3, "dbh"), folder)
+    one, three = (run_ranks(reduced_all, ranks, folders, timeout_s=100.0) for ranks in (1, 3))
+    for name in folders:
+        for layer, case in enumerate(CASES):
+            sides = (in_order([of[name] for of in by_rank], layer) for by_rank in (one, three))
+            for a, b in zip(*sides, strict=True):
+                np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12, err_msg=f"{name} {case}")
 
 
 def checked(world, folder):

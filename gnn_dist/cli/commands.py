@@ -114,6 +114,12 @@ class Train(TrainConfig, PartitioningOptions):
                 f"the dataset {meta.dataset!r} has no features: put x beside the edges"
             )
         check_split(self.split, meta.num_splits, meta.dataset)
+        if meta.cut == "vertex" and world_size > 1 and self.model == "gat":
+            raise ConfigError(
+                f"attention needs all in-edges of a node on one rank, and {folder} is a vertex-cut "
+                f"partition (--method {meta.partitioner['method']}): choose another --model, train "
+                "on one rank, or partition with an edge-cut method, such as --method metis"
+            )
 
     def start_ranks(self, folder: Path) -> int:
         """Start the ranks on this machine and wait for them."""

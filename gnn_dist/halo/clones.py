@@ -170,7 +170,7 @@ def _transposed(
     """Collective. Return the gradient of x, and those of the sums of halo, boundary, all rows."""
     plan, trip = operator.plan, operator.exchange.gradients
     dst_halo, dst_boundary, dst_interior = operator.dst_by_rows
-    own = grad[plan.num_owned :].clone()  # autograd may write into the gradient before it is sent
+    own = grad[plan.num_owned :]
     arriving = trip.up.start(own)
 
     def turned(
@@ -221,8 +221,7 @@ class _CloneExtreme(torch.autograd.Function):
         operator: CloneOperator = ctx.operator
         plan, trip = operator.plan, operator.exchange.gradients
         total = grad.clone(memory_format=torch.contiguous_format)
-        own = grad[plan.num_owned :].clone()
-        arriving = trip.up.start(own)
+        arriving = trip.up.start(grad[plan.num_owned :])
         roots, rest = _meet(plan, trip, gather_rows(grad, plan.boundary), arriving)
         total[plan.boundary] = roots
         total[plan.num_owned :] += rest.wait()
