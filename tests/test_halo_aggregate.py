@@ -133,6 +133,12 @@ def checked(world, folder):
     heads = torch.stack([x.detach(), -x.detach()], 1).requires_grad_()
     by_head = edge_values(shard.structure, shard.structure.csr, 2).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, w: aggregate(x, block, weight=w), (heads, by_head))
+    # What is added to may be a view, and of any trailing shape.
+    for rows, wide in ((x, torch.cat([x, x])), (heads, torch.cat([heads, heads]))):
+        base = wide.detach().requires_grad_()
+        assert torch.autograd.gradcheck(
+            lambda rows, base: aggregate(rows, block, onto=(base * 2)[: len(rows)]), (rows, base)
+        )
 
 
 @pytest.mark.parametrize("name", ["directed", "edge-weighted", "single node"])

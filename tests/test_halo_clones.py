@@ -23,6 +23,8 @@ from gnn_dist.partitioners import partition_graph
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.format import write_partition
 from gnn_dist.testing import run_ranks
+from gnn_dist.train.full_batch import TrainingSet
+from gnn_dist.train.task import make_task
 
 pytestmark = pytest.mark.mpi
 
@@ -300,6 +302,8 @@ def refused(world, folder):
         GATConv(5, 3).double()(x, block)
     with pytest.raises(ConfigError, match="PyTorch Geometric may do more than sum rows"):
         parallelize(nn.Linear(2, 2), shard, world)
+    with pytest.raises(ConfigError, match="prune needs all in-edges of a node on one rank"):
+        TrainingSet(shard, make_task(shard, 0, world), prune=True)
 
 
 def test_what_needs_all_in_edges_on_one_rank_is_refused(tmp_path):

@@ -114,11 +114,12 @@ class Train(TrainConfig, PartitioningOptions):
                 f"the dataset {meta.dataset!r} has no features: put x beside the edges"
             )
         check_split(self.split, meta.num_splits, meta.dataset)
-        if meta.cut == "vertex" and world_size > 1 and self.model == "gat":
+        what = "attention" if self.model == "gat" else "--prune" if self.prune else ""
+        if meta.cut == "vertex" and world_size > 1 and what:
             raise ConfigError(
-                f"attention needs all in-edges of a node on one rank, and {folder} is a vertex-cut "
-                f"partition (--method {meta.partitioner['method']}): choose another --model, train "
-                "on one rank, or partition with an edge-cut method, such as --method metis"
+                f"{what} needs all in-edges of a node on one rank, and {folder} is a vertex-cut "
+                f"partition (--method {meta.partitioner['method']}): do without, train on one "
+                "rank, or partition with an edge-cut method, such as --method metis"
             )
 
     def start_ranks(self, folder: Path) -> int:

@@ -90,8 +90,8 @@ class TrainingSet:
     def __post_init__(self) -> None:
         if self.prune and self.shard.plan.clones:
             raise ConfigError(
-                "prune needs all in-edges of a node on one rank, and this is a vertex-cut partition: "
-                "drop --prune, or use an edge-cut method, such as --method metis"
+                "prune needs all in-edges of a node on one rank, and this partition is a "
+                "vertex-cut: drop --prune, or use an edge-cut method, such as --method metis"
             )
 
 
