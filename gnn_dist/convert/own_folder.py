@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from gnn_dist.convert.parted import PartData, PartedGraph
 from gnn_dist.errors import ShardFormatError
 from gnn_dist.partition import Partition
-from gnn_dist.shard.format import META_FILE, Meta, check_edge_cut, read_meta, write_partition
+from gnn_dist.shard.format import META_FILE, Meta, read_meta, write_partition
 from gnn_dist.shard.reader import ShardArrays, read_array, read_parts
 
 __all__ = ["read_own", "write_own"]
@@ -24,10 +24,15 @@ def read_own(folder: Path) -> PartedGraph:
     they are positions in the graph's own order, by (dst, src), and ids travel as edge data.
 
     Raises:
-        ShardFormatError: The folder is damaged.
+        ShardFormatError: The folder is damaged, or a vertex-cut, which no other format knows.
     """
     meta = read_meta(folder)
-    check_edge_cut(meta, folder)
+    if meta.cut != "edge":
+        raise ShardFormatError(
+            f"{folder} is a vertex-cut partition (--method {meta.partitioner['method']}), and DGL "
+            "and PyTorch Geometric know edge-cuts alone: partition with an edge-cut method, as "
+            "--method metis"
+        )
     assignment = np.zeros(meta.num_nodes, np.int32)
     degree = np.zeros(meta.num_nodes, np.int64)
     for part in range(meta.num_parts):
