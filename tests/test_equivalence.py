@@ -121,6 +121,8 @@ def test_ranks_compute_what_one_process_computes(world_size, halo, folders, expe
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_so_do_ranks_that_have_clones(world_size, method, folders, expected):
     variants = VARIANTS if world_size == 1 else OVER_CLONES
+    if method == "dbh":  # the maximum is dear, and once is enough
+        variants = [variant for variant in variants if variant[1] != "max"]
     halo = "blocking" if world_size == 3 else "overlap"
     folders = folders[2][method]
     compare(run_ranks(all_steps, world_size, folders, halo, variants, timeout_s=100.0), expected)

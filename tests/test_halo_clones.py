@@ -302,6 +302,8 @@ def refused(world, folder):
         GATConv(5, 3).double()(x, block)
     with pytest.raises(ConfigError, match="PyTorch Geometric may do more than sum rows"):
         parallelize(nn.Linear(2, 2), shard, world)
+    with pytest.raises(ConfigError, match=r"overlap\+relay.* leave relay out"):
+        ExchangeMaker(shard.plan, world.transport, "relay")
     with pytest.raises(ConfigError, match="prune needs all in-edges of a node on one rank"):
         TrainingSet(shard, make_task(shard, 0, world), prune=True)
 
