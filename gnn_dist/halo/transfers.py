@@ -47,6 +47,7 @@ def with_halo(
     recv_ptr = halo_ptr[list(plan.recv_ptr)].tolist()
 
     def with_received(values: Tensor, to_send: Tensor) -> Tensor:
+        """Collective. Return values of owned rows' entries, then of halo rows'."""
         received = values.new_empty(recv_ptr[-1])
         transport.exchange(to_send, send_ptr, received, recv_ptr, PLAN_CHANNEL).wait()
         return torch.cat([values, received])
