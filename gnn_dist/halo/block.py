@@ -51,8 +51,8 @@ class Block:
 
     def with_ahead(self) -> "Block":
         """Return the block for one aggregation, a sum or mean, whose rows leave ahead of it."""
-        if self.exchange is None or self.exchange.is_alone:
-            return self
+        if self.exchange is None or self.exchange.is_alone or self.exchange.clones is not None:
+            return self  # no rows travel; on a vertex-cut their sums do
         return replace(self, ahead=Ahead(self.exchange))
 
     def is_constant(self, x: object) -> bool:
