@@ -16,6 +16,7 @@ from gnn_dist.halo.block import Block
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.exchange import ExchangeMaker, RoundTrip
 from gnn_dist.halo.load import induced_shard, load_shard
+from gnn_dist.halo.traffic import step_bytes
 from gnn_dist.halo.transfers import exchange_rows, return_rows
 from gnn_dist.nn.attention import GATConv
 from gnn_dist.nn.parallelize import parallelize
@@ -130,6 +131,7 @@ def bytes_sent(world, folder):
     out = aggregate(x, Block(shard.structure, maker.at(0)))
     forward = meter.halo_bytes
     out.sum().backward()
+    assert meter.halo_bytes == step_bytes([(shard.plan, 5)], maker.policy, itemsize=8)
     return forward, meter.halo_bytes - forward, shard.num_halo
 
 

@@ -36,7 +36,10 @@ def step_bytes(
     mirrored = mirrored and policy.select is None
     total = 0
     for plan, width in layers:
+        num_there = plan.num_boundary
         num_back = plan.num_boundary if mirrored else plan.num_halo
-        total += plan.num_boundary * policy.row_bytes(width, itemsize)
+        if plan.clones:  # up and down, both times
+            num_there = num_back = plan.num_boundary + plan.num_halo
+        total += num_there * policy.row_bytes(width, itemsize)
         total += num_back * policy.row_bytes(width, itemsize, gradients=True)
     return total if policy.select is None else round(policy.select.p * total)
