@@ -10,11 +10,13 @@ What a policy changes, it changes inside an exchange: layers and `aggregate` nev
 
     blocking    start ........ wait | owned sources | halo sources
     overlap     start | owned sources | wait ...... | halo sources
+    others      start | owned sources | wait for older rows, if for any | halo sources   stale.py
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,11 +30,12 @@ from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.codec import make_codec
 from gnn_dist.halo.courier import Courier, Parcel, Place
 from gnn_dist.halo.pending import Exchange, Pending
-from gnn_dist.halo.policy import Blocking, HaloPolicy, Overlap, Term
+from gnn_dist.halo.policy import Blocking, Delayed, HaloPolicy, Local, Overlap, Pipelined, Ssp, Term
 from gnn_dist.halo.relay import RelayPlan, plan_relay
 from gnn_dist.halo.relayed import RelayedBack, RelayedThere
 from gnn_dist.halo.route import Route, back, there
 from gnn_dist.halo.select import Selector, make_selector
+from gnn_dist.halo.stale import HeldExchange, LocalExchange, Timing
 from gnn_dist.ops.rows import scatter_add_rows
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.plan import HaloPlan
@@ -59,6 +62,7 @@ class LayerExchange:
             adjoint is the reverse alone. A layer uses one of the two.
         sums_only: Why halo rows are of use for sums alone; "" if they are of any.
         boundary_index: int64 (s,), owned rows that boundary rows belong to; None: `plan`'s own.
+        holds: Whether rows are kept for later steps: those returned must not be changed in place.
     """
 
     plan: HaloPlan
@@ -67,6 +71,13 @@ class LayerExchange:
     mirrored: Exchange | None
     sums_only: str = ""
     boundary_index: Tensor | None = None
+    holds: bool = False
+
+    @property
+    def directions(self) -> dict[str, Exchange]:
+        """The exchanges by what they are for."""
+        two = {"forward": self.forward, "reverse": self.reverse}
+        return two if self.mirrored is None else {**two, "mirrored": self.mirrored}
 
     @property
     def is_alone(self) -> bool:
@@ -106,8 +117,15 @@ class _Arrived:
         return self.rows
 
 
+class _Waited:
+    """What exchanges share of which no row outlives its step."""
+
+    def drain(self) -> None:
+        """Do nothing: whoever starts such an exchange waits for it."""
+
+
 @dataclass(frozen=True)
-class OverlappedExchange:
+class OverlappedExchange(_Waited):
     """Waits when the rows are asked for; work done in between hides the transfer."""
 
     courier: Courier
@@ -127,7 +145,7 @@ class OverlappedExchange:
 
 
 @dataclass(frozen=True)
-class BlockingExchange:
+class BlockingExchange(_Waited):
     """Waits at once; the reference for every other policy."""
 
     courier: Courier
@@ -146,10 +164,16 @@ class BlockingExchange:
         self.courier.load_state_dict(state)
 
 
-# How each schedule is made of a courier and what selects its rows.
-SCHEDULES: dict[type[Term], Callable[[Courier, Selector], Exchange]] = {
-    Blocking: BlockingExchange,
-    Overlap: OverlappedExchange,
+def _held(courier: Courier, selector: Selector, term: Any) -> Exchange:
+    return HeldExchange(courier, selector, Timing.of(term))
+
+
+# How each schedule is made of a courier, what selects its rows, and its term.
+SCHEDULES: dict[type[Term], Callable[[Courier, Selector, Term], Exchange]] = {
+    Blocking: lambda courier, selector, _: BlockingExchange(courier, selector),
+    Overlap: lambda courier, selector, _: OverlappedExchange(courier, selector),
+    Local: lambda courier, *_: LocalExchange(courier),
+    **dict.fromkeys((Delayed, Pipelined, Ssp), _held),
 }
 
 
@@ -167,7 +191,7 @@ class ExchangeMaker:
     Collective where the policy relays.
 
     Raises:
-        ConfigError: There is no such policy.
+        ConfigError: There is no such policy, or it holds rows from step to step and has no clock.
     """
 
     def __init__(
@@ -182,7 +206,10 @@ class ExchangeMaker:
     ) -> None:
         self.plan, self.transport = plan, transport
         self.policy = HaloPolicy.parse(policy) if isinstance(policy, str) else policy
+        if self.policy.holds and clock is None:
+            raise ConfigError(f"{self.policy} uses rows of earlier steps, so it needs a clock")
         self.clock, self.meter = clock or Clock(), meter or Meter()
+        self._made: list[LayerExchange] = []
         self._there, self._back = there(plan, transport.rank), back(plan, transport.rank)
         self._relay: RelayPlan | None = None
         if self.policy.path is not None:
@@ -201,6 +228,40 @@ class ExchangeMaker:
             self._one_way(self._back, gradient),
             self._one_way(self._there, gradient),
         )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all that states depend on: this rank's rows, the ranks, and the policy."""
+        plans = [self.plan] if self._relay is None else [self.plan, self._relay.across]
+        rank = self.transport.rank
+        prints = [way(plan, rank).fingerprint for plan in plans for way in (there, back)]
+        return hashlib.sha256(repr((str(self.policy), *prints)).encode()).hexdigest()
+
+    def drain(self) -> None:
+        """Wait for rows on their way, which is due before the ranks part.
+
+        Not before an exact exchange: messages of a channel are told apart by their order.
+        """
+        for exchange in self._directions().values():
+            exchange.drain()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all exchanges made; what is on its way is waited for."""
+        states = {name: exchange.state_dict() for name, exchange in self._directions().items()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the states of the exchanges of a maker with the same fingerprint."""
+        for name, exchange in self._directions().items():
+            if name in state:
+                exchange.load_state_dict(state[name])
+
+    def _directions(self) -> dict[str, Exchange]:
+        return {
+            f"{number}.{name}": exchange
+            for number, made in enumerate(self._made)
+            for name, exchange in made.directions.items()
+        }
 
     def _relayed(self, layer: int, relay: RelayPlan) -> LayerExchange:
         rank = self.transport.rank
@@ -225,14 +286,18 @@ class ExchangeMaker:
         return replace(made, boundary_index=index)
 
     def _layer(self, forward: Exchange, reverse: Exchange, mirrored: Exchange) -> LayerExchange:
-        return LayerExchange(
+        policy = self.policy
+        made = LayerExchange(
             plan=self.plan,
             forward=forward,
             reverse=reverse,
-            # Sampled rows' adjoint is of the same rows: the way back.
-            mirrored=mirrored if self.policy.select is None else None,
-            sums_only=self.policy.sums_only,
+            # Sampled rows' adjoint is of the same rows: the way back. Held rows have none.
+            mirrored=mirrored if policy.select is None or policy.holds else None,
+            sums_only=policy.sums_only,
+            holds=policy.holds,
         )
+        self._made.append(made)
+        return made
 
     def _one_way(self, route: Route, place: Place, *, near: bool = False) -> Exchange:
         """Make one direction; near, on a machine, rows travel as they are and are waited for."""
@@ -246,7 +311,8 @@ class ExchangeMaker:
         )
         courier = Courier(self.transport, route, codec, self.clock, self.meter, place)
         selector = make_selector(policy, route, self.clock)
-        return SCHEDULES[type(policy.schedule)](courier, selector)
+        schedule = policy.schedule
+        return SCHEDULES[type(schedule)](courier, selector, schedule)
 
 
 def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:
@@ -268,7 +334,8 @@ class _HaloRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, exchange):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         ctx.exchange, ctx.shape = exchange, x.shape
-        return exchange.forward.start(x).wait()
+        rows = exchange.forward.start(x).wait()
+        return rows.clone() if exchange.holds else rows  # whoever gets them may change them
 
     @staticmethod
     @once_differentiable
