@@ -75,6 +75,7 @@ def test_what_is_held_may_be_sampled_and_used_in_any_way():
         ("pipelined:smooth=nan", r"smooth must lie in \[0, 1\), got nan"),
         ("delayed+ssp", "one of delayed and ssp, which both say when rows are waited for"),
         ("local+sampled", "local and sampled do not go together, because nothing travels"),
+        ("delayed+quantized:feedback=true", "delayed leaves rows out"),
         ("relay+local", "local and relay do not go together, because nothing travels"),
         ("bf16+local", "local and bf16 do not go together, because nothing travels"),
         ("overlap:p=1", "overlap takes options as key=value of: none; got 'p=1'"),

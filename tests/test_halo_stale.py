@@ -490,7 +490,7 @@ def stopped_and_resumed(world, folder, policy):
         assert torch.equal(found, expected), step
     for bench in (whole, second):
         bench.maker.drain()
-    others = (Bench(world, folder, "delayed:r=9"), Bench(world, folder, policy + "+bf16"))
+    others = (Bench(world, folder, "delayed:r=9"), Bench(world, folder, "bf16"))
     return first.maker.fingerprint, [other.maker.fingerprint for other in others]
 
 
@@ -501,6 +501,8 @@ def stopped_and_resumed(world, folder, policy):
         "pipelined:smooth=0.5",
         "delayed:r=2,warmup=1+sampled:p=0.5",
         "delayed:r=2,bins=2,warmup=1+relay:least=0",
+        "delayed:r=2,bins=2,warmup=2+adaptive",
+        "pipelined:warmup=2+quantized:bits=4,feedback=true",
     ],
 )
 def test_state_goes_on_as_if_nothing_had_happened(policy, folder):
