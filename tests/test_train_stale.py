@@ -89,7 +89,10 @@ def test_stale_training_comes_close_to_exact(policy, share, tolerance, parts, ex
     sent = sum(row["halo_bytes"] for row in rows[5:23])
     assert sent == pytest.approx(share * sum(row["halo_bytes"] for row in exact[5:23]))
     assert rows[0]["staleness"] is None
-    assert all(0 < row["staleness"] < 1 for row in rows[10:])
+    staleness = [row["staleness"] for row in rows[10:]]
+    if policy.startswith("ssp"):  # in some steps nothing new may have come
+        staleness = [value for value in staleness if value is not None]
+    assert all(0 < value < 1 for value in staleness)
     assert halo_files(tmp_path / "run") == ["halo-0000.pt", "halo-0001.pt"]
     # Evaluation is exact: one process with the same parameters computes the same.
     [(ids, logits)] = run_ranks(predict_alone, 1, parts, tmp_path / "1", results[0][0])
