@@ -28,6 +28,9 @@ def test_every_word_alone_is_a_policy_that_can_be_written_again(name):
         ("sampled", "overlap+sampled"),
         ("sampled:p=0.1", "overlap+sampled"),
         ("fp16+sampled:p=1", "overlap+sampled:p=1+fp16"),
+        ("bf16+delayed:r=2,bins=5,warmup=1", "delayed:warmup=1,r=2+bf16"),
+        ("pipelined:smooth=0.50", "pipelined:smooth=0.5"),
+        ("ssp:s=2", "ssp"),
     ],
 )
 def test_terms_in_any_order(text, canonical):
@@ -39,6 +42,15 @@ def test_terms_in_any_order(text, canonical):
 def test_options_have_their_types():
     assert HaloPolicy.parse("sampled:p=1").select == Sampled(1.0)
     assert isinstance(HaloPolicy.parse("sampled:p=1").select.p, float)
+
+
+def test_what_is_held_may_be_sampled_and_used_in_any_way():
+    assert HaloPolicy.parse("sampled").sums_only
+    assert HaloPolicy.parse("local").sums_only
+    assert not HaloPolicy.parse("delayed+sampled").sums_only
+    assert HaloPolicy.parse("delayed+sampled").holds
+    assert not HaloPolicy.parse("local").holds
+    assert not any(HaloPolicy.parse(name).exact for name in ("local", "delayed", "ssp"))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +66,18 @@ def test_options_have_their_types():
         ("sampled:p=half", "sampled: p must be of type float, got 'half'"),
         ("sampled:q=1", "sampled takes options as key=value of: p; got 'q=1'"),
         ("sampled:p", "sampled takes options as key=value of: p; got 'p'"),
+        ("delayed:r=-1", "delayed: r must be at least 0, got -1"),
+        ("delayed:r=0.5", "delayed: r must be of type int, got '0.5'"),
+        ("delayed:bins=0", "delayed: bins must be at least 1, got 0"),
+        ("ssp:warmup=0", "ssp: warmup must be at least 1, got 0: in the first step"),
+        ("ssp:s=-2", "ssp: s must be at least 0, got -2"),
+        ("pipelined:smooth=1", r"smooth must lie in \[0, 1\), got 1"),
+        ("pipelined:smooth=nan", r"smooth must lie in \[0, 1\), got nan"),
+        ("delayed+ssp", "one of delayed and ssp, which both say when rows are waited for"),
+        ("local+sampled", "local and sampled do not go together, because nothing travels"),
+        ("delayed+quantized:feedback=true", "delayed leaves rows out"),
+        ("relay+local", "local and relay do not go together, because nothing travels"),
+        ("bf16+local", "local and bf16 do not go together, because nothing travels"),
         ("overlap:p=1", "overlap takes options as key=value of: none; got 'p=1'"),
     ],
 )

@@ -17,14 +17,17 @@ class Clock:
     Attributes:
         seed: Of the draws that policies make.
         step: Optimiser steps so far.
+        ticks: How many steps have begun in this process.
     """
 
     seed: int = 0
     step: int = 0
+    ticks: int = 0
 
     def begin(self, step: int) -> None:
         """Let a training step begin; the same on every rank."""
         self.step = step
+        self.ticks += 1
 
     def key(self, site: int) -> DrawKey:
         """Return the key of the draws of this step at one of the policies' sites."""

@@ -10,11 +10,13 @@ What a policy changes, it changes inside an exchange: layers and `aggregate` nev
 
     blocking    start ........ wait | owned sources | halo sources
     overlap     start | owned sources | wait ...... | halo sources
+    others      start | owned sources | wait for older rows, if for any | halo sources   stale.py
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,11 +30,12 @@ from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.codec import make_codec
 from gnn_dist.halo.courier import Courier, Parcel, Place
 from gnn_dist.halo.pending import Exchange, Pending
-from gnn_dist.halo.policy import Blocking, HaloPolicy, Overlap, Term
+from gnn_dist.halo.policy import Blocking, Delayed, HaloPolicy, Local, Overlap, Pipelined, Ssp, Term
 from gnn_dist.halo.relay import RelayPlan, plan_relay
 from gnn_dist.halo.relayed import RelayedBack, RelayedThere
 from gnn_dist.halo.route import Route, back, there
 from gnn_dist.halo.select import Selector, make_selector
+from gnn_dist.halo.stale import HeldExchange, LocalExchange, Timing
 from gnn_dist.ops.rows import scatter_add_rows
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.plan import HaloPlan
@@ -76,6 +79,16 @@ class CloneExchange:
     gradients: RoundTrip
     exact: bool
 
+    @property
+    def directions(self) -> dict[str, Exchange]:
+        """The exchanges by what they are for."""
+        trips = {"": self.values, "gradient ": self.gradients}
+        return {
+            f"{prefix}{way}": exchange
+            for prefix, trip in trips.items()
+            for way, exchange in (("up", trip.up), ("down", trip.down))
+        }
+
 
 @dataclass(frozen=True)
 class LayerExchange:
@@ -91,6 +104,7 @@ class LayerExchange:
         sums_only: Why halo rows are of use for sums alone; "" if they are of any.
         boundary_index: int64 (s,), owned rows that boundary rows belong to; None: `plan`'s own.
         clones: On a vertex-cut, what travels in place of halo rows.
+        holds: Whether rows are kept for later steps: those returned must not be changed in place.
     """
 
     plan: HaloPlan
@@ -100,6 +114,15 @@ class LayerExchange:
     sums_only: str = ""
     boundary_index: Tensor | None = None
     clones: CloneExchange | None = None
+    holds: bool = False
+
+    @property
+    def directions(self) -> dict[str, Exchange]:
+        """The exchanges by what they are for."""
+        every = {"forward": self.forward, "reverse": self.reverse}
+        if self.mirrored is not None:
+            every["mirrored"] = self.mirrored
+        return every if self.clones is None else {**every, **self.clones.directions}
 
     @property
     def is_alone(self) -> bool:
@@ -139,8 +162,15 @@ class _Arrived:
         return self.rows
 
 
+class _Waited:
+    """What exchanges share of which no row outlives its step."""
+
+    def drain(self) -> None:
+        """Do nothing: whoever starts such an exchange waits for it."""
+
+
 @dataclass(frozen=True)
-class OverlappedExchange:
+class OverlappedExchange(_Waited):
     """Waits when the rows are asked for; work done in between hides the transfer."""
 
     courier: Courier
@@ -160,7 +190,7 @@ class OverlappedExchange:
 
 
 @dataclass(frozen=True)
-class BlockingExchange:
+class BlockingExchange(_Waited):
     """Waits at once; the reference for every other policy."""
 
     courier: Courier
@@ -179,10 +209,16 @@ class BlockingExchange:
         self.courier.load_state_dict(state)
 
 
-# How each schedule is made of a courier and what selects its rows.
-SCHEDULES: dict[type[Term], Callable[[Courier, Selector], Exchange]] = {
-    Blocking: BlockingExchange,
-    Overlap: OverlappedExchange,
+def _held(courier: Courier, selector: Selector, term: Any) -> Exchange:
+    return HeldExchange(courier, selector, Timing.of(term))
+
+
+# How each schedule is made of a courier, what selects its rows, and its term.
+SCHEDULES: dict[type[Term], Callable[[Courier, Selector, Term], Exchange]] = {
+    Blocking: lambda courier, selector, _: BlockingExchange(courier, selector),
+    Overlap: lambda courier, selector, _: OverlappedExchange(courier, selector),
+    Local: lambda courier, *_: LocalExchange(courier),
+    **dict.fromkeys((Delayed, Pipelined, Ssp), _held),
 }
 
 CLONES_ADD = (
@@ -205,7 +241,8 @@ class ExchangeMaker:
     Collective where the policy relays.
 
     Raises:
-        ConfigError: There is no such policy, or it relays on a vertex-cut.
+        ConfigError: There is no such policy, it relays on a vertex-cut, or it holds rows from step
+            to step and has no clock.
     """
 
     def __init__(
@@ -220,7 +257,10 @@ class ExchangeMaker:
     ) -> None:
         self.plan, self.transport = plan, transport
         self.policy = HaloPolicy.parse(policy) if isinstance(policy, str) else policy
+        if self.policy.holds and clock is None:
+            raise ConfigError(f"{self.policy} uses rows of earlier steps, so it needs a clock")
         self.clock, self.meter = clock or Clock(), meter or Meter()
+        self._made: list[LayerExchange] = []
         self._there, self._back = there(plan, transport.rank), back(plan, transport.rank)
         self._relay: RelayPlan | None = None
         if self.policy.path is not None and plan.clones:
@@ -245,6 +285,40 @@ class ExchangeMaker:
             self._one_way(self._there, gradient),
             self._clones_at(layer),
         )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all that states depend on: this rank's rows, the ranks, and the policy."""
+        plans = [self.plan] if self._relay is None else [self.plan, self._relay.across]
+        rank = self.transport.rank
+        prints = [way(plan, rank).fingerprint for plan in plans for way in (there, back)]
+        return hashlib.sha256(repr((str(self.policy), *prints)).encode()).hexdigest()
+
+    def drain(self) -> None:
+        """Wait for rows on their way, which is due before the ranks part.
+
+        Not before an exact exchange: messages of a channel are told apart by their order.
+        """
+        for exchange in self._directions().values():
+            exchange.drain()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all exchanges made; what is on its way is waited for."""
+        states = {name: exchange.state_dict() for name, exchange in self._directions().items()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the states of the exchanges of a maker with the same fingerprint."""
+        for name, exchange in self._directions().items():
+            if name in state:
+                exchange.load_state_dict(state[name])
+
+    def _directions(self) -> dict[str, Exchange]:
+        return {
+            f"{number}.{name}": exchange
+            for number, made in enumerate(self._made)
+            for name, exchange in made.directions.items()
+        }
 
     def _relayed(self, layer: int, relay: RelayPlan) -> LayerExchange:
         rank = self.transport.rank
@@ -275,15 +349,20 @@ class ExchangeMaker:
         mirrored: Exchange,
         clones: CloneExchange | None = None,
     ) -> LayerExchange:
-        return LayerExchange(
+        policy = self.policy
+        either = policy.select is None or policy.holds
+        made = LayerExchange(
             plan=self.plan,
             forward=forward,
             reverse=reverse,
-            # Sampled rows' adjoint is of the same rows: the way back.
-            mirrored=mirrored if self.policy.select is None and clones is None else None,
-            sums_only=self.policy.sums_only if clones is None else CLONES_ADD,
+            # Sampled rows' adjoint is of the same rows: the way back. Held rows have none.
+            mirrored=mirrored if either and clones is None else None,
+            sums_only=policy.sums_only if clones is None else CLONES_ADD,
             clones=clones,
+            holds=policy.holds,
         )
+        self._made.append(made)
+        return made
 
     def _clones_at(self, layer: int) -> CloneExchange | None:
         """Return what carries partial sums at a layer; None on an edge-cut."""
@@ -312,7 +391,8 @@ class ExchangeMaker:
         )
         courier = Courier(self.transport, route, codec, self.clock, self.meter, place)
         selector = make_selector(policy, route, self.clock)
-        return SCHEDULES[type(policy.schedule)](courier, selector)
+        schedule = policy.schedule
+        return SCHEDULES[type(schedule)](courier, selector, schedule)
 
 
 def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:
@@ -334,7 +414,8 @@ class _HaloRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, exchange):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN205
         ctx.exchange, ctx.shape = exchange, x.shape
-        return exchange.forward.start(x).wait()
+        rows = exchange.forward.start(x).wait()
+        return rows.clone() if exchange.holds else rows  # whoever gets them may change them
 
     @staticmethod
     @once_differentiable

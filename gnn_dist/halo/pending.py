@@ -20,6 +20,9 @@ class Exchange(Protocol):
     def start(self, rows: Tensor) -> Pending:
         """Collective. Begin to send rows; nothing is waited for unless the policy says so."""
 
+    def drain(self) -> None:
+        """Wait for what is on its way, if anything outlives its step."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs (caches of stale rows); empty for exact policies."""
 

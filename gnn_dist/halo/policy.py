@@ -17,63 +17,29 @@ This module knows words alone; `exchange.py` and its neighbours do what they say
 
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from gnn_dist.errors import ConfigError, nearest
+from gnn_dist.halo.stale_terms import Delayed, Held, Local, Pipelined, Ssp
+from gnn_dist.halo.term import Stage, Term
 
 __all__ = [
     "TERMS",
     "Adaptive",
     "Blocking",
+    "Delayed",
     "HalfRows",
     "HaloPolicy",
+    "Held",
+    "Local",
     "Overlap",
+    "Pipelined",
     "Quantized",
     "Relay",
     "Sampled",
+    "Ssp",
     "Term",
 ]
-
-Stage = Literal["select", "encode", "schedule", "path"]
-
-
-@dataclass(frozen=True)
-class Term:
-    """One word of a policy and its options.
-
-    Attributes:
-        name: The word.
-        stage: What it decides; a policy has at most one term of a stage.
-        exact: Whether results are those of one process.
-        agrees: Whether ranks agree on something while they encode: all of them must post every
-            exchange, also one without rows.
-    """
-
-    name: ClassVar[str]
-    stage: ClassVar[Stage]
-    exact: ClassVar[bool] = False
-    agrees: ClassVar[bool] = False
-
-    def check(self) -> None:
-        """Raise ConfigError for options that cannot work."""
-
-    @property
-    def needs_all_rows(self) -> str:
-        """Why every row must travel in every step; "" if none must."""
-        return ""
-
-    def row_bytes(self, num_cols: int, itemsize: int, *, gradients: bool) -> int:
-        """Return the bytes of a row of floating-point numbers on the wire."""
-        del gradients
-        return num_cols * itemsize
-
-    def __str__(self) -> str:
-        changed = [
-            f"{f.name}={_text(getattr(self, f.name))}"
-            for f in fields(self)
-            if getattr(self, f.name) != f.default
-        ]
-        return self.name + (":" + ",".join(changed) if changed else "")
 
 
 @dataclass(frozen=True)
@@ -97,6 +63,9 @@ class Overlap(Term):
 @dataclass(frozen=True)
 class Sampled(Term):
     """In each step a random part of the halo travels, scaled so that sums are right on average.
+
+    Under a schedule that holds rows, those that do not travel keep their last values, and nothing
+    is scaled.
 
     Source: "BNS-GCN: Efficient Full-Graph Training of Graph Convolutional Networks with
     Partition-Parallelism and Random Boundary Node Sampling" (Wan et al.), arXiv 2203.10983.
@@ -256,7 +225,10 @@ class Relay(Term):
 # Every word there is.
 TERMS: dict[str, type[Term]] = {
     term.name: term
-    for term in (Blocking, Overlap, Sampled, Bfloat16, Float16, Quantized, Adaptive, Relay)
+    for term in (
+        *(Blocking, Overlap, Local, Delayed, Pipelined, Ssp),
+        *(Sampled, Bfloat16, Float16, Quantized, Adaptive, Relay),
+    )
 }
 
 
@@ -286,11 +258,20 @@ class HaloPolicy:
     path: Relay | None = None
 
     def __post_init__(self) -> None:
+        other = self.select or self.encode or self.path
+        if isinstance(self.schedule, Local) and other is not None:
+            raise ConfigError(
+                f"local and {other.name} do not go together, because nothing travels under local"
+            )
         why = "" if self.encode is None else self.encode.needs_all_rows
-        if why and self.select is not None:
+        in_parts = (isinstance(self.schedule, Delayed) and self.schedule.bins > 1) or isinstance(
+            self.schedule, Ssp
+        )
+        partial = self.select or (self.schedule if in_parts else None)
+        if why and partial is not None:
             raise ConfigError(
                 f"{self.encode} needs every row to travel in every step ({why}), but "
-                f"{self.select} leaves rows out: drop one of the two"
+                f"{partial} leaves rows out: drop one of the two"
             )
 
     @classmethod
@@ -318,9 +299,22 @@ class HaloPolicy:
         return all(term.exact for term in self._terms)
 
     @property
+    def holds(self) -> bool:
+        """Whether rows of earlier steps are kept and used."""
+        return self.schedule.holds
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a resumed run needs what exchanges remember, or begins otherwise."""
+        encode = self.encode
+        return self.holds or (encode is not None and bool(encode.agrees or encode.needs_all_rows))
+
+    @property
     def sums_only(self) -> str:
         """Why a layer that does not sum rows cannot run under this policy; "" if it can."""
-        if self.select is not None:
+        if isinstance(self.schedule, Local):
+            return "under local they count as zeros"
+        if self.select is not None and not self.holds:
             return f"under {self.select} the rows that are left out count as zeros"
         return ""
 
@@ -382,9 +376,3 @@ def _parse_value(name: str, known: "Field[Any]", value: str) -> Any:
     except ValueError as error:
         kind = getattr(known.type, "__name__", known.type)
         raise ConfigError(f"{name}: {known.name} must be of type {kind}, got {value!r}") from error
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)

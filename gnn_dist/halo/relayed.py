@@ -33,6 +33,10 @@ class RelayedThere:
         """Collective. Send rows to neighbours and relays."""
         return _There(self, rows, self.direct.start(rows), self.across.start(rows))
 
+    def drain(self) -> None:
+        """Wait for rows between machines that outlive their step."""
+        self.across.drain()
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy keeps of rows between machines."""
         return self.across.state_dict()
@@ -81,6 +85,10 @@ class RelayedBack:
         """Collective. Send gradients to neighbours and relays."""
         direct = self.direct.start(rows[self.relay.direct_place])
         return _Back(self, rows, direct, self.spread.start(rows[self.relay.spread_place]))
+
+    def drain(self) -> None:
+        """Wait for rows between machines that outlive their step."""
+        self.across.drain()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy keeps of rows between machines."""

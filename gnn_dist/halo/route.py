@@ -1,16 +1,21 @@
 """One direction of a plan: which rows go to whom, and what comes from whom."""
 
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gnn_dist.ops.draws import edge_ids
+from gnn_dist.ops.draws import DrawKey, edge_ids, uniform_by_id
 from gnn_dist.ops.rows import new_rows_like, scatter_add_rows
 from gnn_dist.shard.plan import HaloPlan, kept_ptr
 
 __all__ = ["Route", "back", "there"]
+
+# The bin of a row is the same in every run, so it is drawn with a key of its own.
+BIN_KEY = DrawKey(0, 0, (1 << 25) - 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,7 @@ class Route:
     recv_ptr: tuple[int, ...]
     recv_index: Tensor | None
     num_rows: int
+    _made: dict[str, tuple["Route", ...]] = field(init=False, repr=False, default_factory=dict)
 
     @property
     def num_sent(self) -> int:
@@ -82,12 +88,67 @@ class Route:
             recv_index=received if self.recv_index is None else self.recv_index[received],
         )
 
+    def in_bins(self, num_bins: int) -> tuple["Route", ...]:
+        """Return the route cut into bins of about equal size, by the original ids of rows."""
+
+        def bin_of(ids: Tensor) -> Tensor:
+            return (uniform_by_id(BIN_KEY, ids) * num_bins).long()
+
+        def cut() -> tuple[Route, ...]:
+            sent, received = bin_of(self.send_id), bin_of(self.recv_id)
+            return tuple(self.restrict(sent == b, received == b) for b in range(num_bins))
+
+        return (self,) if num_bins == 1 else self._once(f"{num_bins} bins", cut)
+
+    def by_distance(self) -> tuple["Route", ...]:
+        """Return the route cut by ranks: to rank + d and from rank - d, for d = 1, 2, ..."""
+        size = len(self.send_ptr) - 1
+
+        def of_peer(ids: Tensor, ptr: tuple[int, ...], peer: int) -> Tensor:
+            mask = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+            mask[ptr[peer] : ptr[peer + 1]] = True
+            return mask
+
+        def cut() -> tuple[Route, ...]:
+            return tuple(
+                self.restrict(
+                    of_peer(self.send_id, self.send_ptr, (self.rank + d) % size),
+                    of_peer(self.recv_id, self.recv_ptr, (self.rank - d) % size),
+                )
+                for d in range(1, size)
+            )
+
+        return self._once("distances", cut)
+
+    def copying(self) -> "Route":
+        """Return the route with a `send_index`, so that what is sent is a copy of what is given."""
+
+        def made() -> tuple[Route, ...]:
+            every = torch.arange(self.num_sent, device=self.send_id.device)
+            return (replace(self, send_index=every),)
+
+        return self if self.send_index is not None else self._once("copying", made)[0]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the rows sent and received, by original id, and of the ranks."""
+        digest = hashlib.sha256(repr((self.rank, self.send_ptr, self.recv_ptr)).encode())
+        for ids in (self.send_id, self.recv_id):
+            digest.update(ids.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
     def spread(self, rows: Tensor) -> Tensor:
         """Return all rows (num_rows, ...): the received ones (r, ...), and zeros."""
         if self.recv_index is None:
             return rows
         out = new_rows_like(rows, self.num_rows).zero_()
         return scatter_add_rows(out, self.recv_index, rows)
+
+    def _once(self, name: str, make: Callable[[], tuple["Route", ...]]) -> tuple["Route", ...]:
+        """Return what was made of this route, which all layers share, making it the first time."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     def _pair_key(self, ids: Tensor, ptr: tuple[int, ...] | None) -> Tensor:
         """Combine original ids with their readers: this rank, or by offsets the rank of each."""

@@ -24,6 +24,9 @@ class Selector(Protocol):
     def now(self) -> Route:
         """Return the route of the rows that travel in this step."""
 
+    def of(self, route: Route) -> "Selector":
+        """Return what chooses in the same way among the rows of another route."""
+
 
 class AllRows:
     """Every row, in every step."""
@@ -36,6 +39,10 @@ class AllRows:
     def now(self) -> Route:
         """Return the whole route."""
         return self._route
+
+    def of(self, route: Route) -> "AllRows":
+        """Return what chooses all rows of another route."""
+        return AllRows(route)
 
 
 class SampledRows:
@@ -65,6 +72,10 @@ class SampledRows:
             )
             self._last = self._clock.step, self._route.restrict(send, recv)
         return self._last[1]
+
+    def of(self, route: Route) -> "SampledRows":
+        """Return what draws alike among the rows of another route."""
+        return SampledRows(route, self._p, self._clock)
 
 
 def make_selector(policy: HaloPolicy, route: Route, clock: Clock) -> Selector:

@@ -60,7 +60,8 @@ def parallelize(
             ...)`. It is used, not copied; rank 0's parameters and buffers go to all ranks.
         shard: This rank's shard.
         world: The ranks.
-        halo: The halo policy of training mode. In evaluation mode halo rows are exact.
+        halo: The halo policy of training mode. In evaluation mode halo rows are exact. After one
+            that uses rows of earlier steps, call `drain` at the end.
         seed: Of the draws of dropout and of the policy.
 
     Only `backward` sums gradients over ranks; `torch.autograd.grad` returns this rank's share.
@@ -159,6 +160,10 @@ class Parallelized(nn.Module):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load the plain model's `state_dict`."""
         return self.module.load_state_dict(*args, **kwargs)
+
+    def drain(self) -> None:
+        """Wait for rows that a halo policy still has on their way; due before the world closes."""
+        self._makers[True].drain()
 
     def _exchange_at(self, site: int) -> LayerExchange:
         made = self._exchanges[self.training]

@@ -1,10 +1,12 @@
 """Seconds by phase, and what halo exchanges sent and waited for, of one rank since a reset."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import SupportsFloat
 
 from gnn_dist.profile.trace import Trace
 
@@ -45,6 +47,8 @@ class Meter:
             are late; it costs a message of one byte beside each message. To be set before a step,
             alike on all ranks.
         trace: Records what happens when, if it is not None; to be set before a step.
+        change: By direction, layer and use in the step, how much the rows that a stale exchange
+            has renewed are others than before: the norm of the change over the norm.
 
     Example:
         >>> meter = Meter()
@@ -59,6 +63,7 @@ class Meter:
         self.halo: dict[Lane, HaloCount] = defaultdict(HaloCount)
         self.separates_skew = False
         self.trace: Trace | None = None
+        self.change: dict[tuple[str, int, int], SupportsFloat] = {}
 
     @property
     def halo_bytes(self) -> int:
@@ -116,10 +121,16 @@ class Meter:
         """Return the seconds of a phase."""
         return self._seconds[phase]
 
+    def largest_change(self, *directions: str) -> float:
+        """Return the largest change of some directions' rows in any layer, NaN without any."""
+        found = [float(value) for key, value in self.change.items() if key[0] in directions]
+        return max((value for value in found if not math.isnan(value)), default=math.nan)
+
     def reset(self) -> None:
         """Start again from zero."""
         self._seconds.clear()
         self.halo.clear()
+        self.change.clear()
 
 
 def peak_rss_bytes() -> int:

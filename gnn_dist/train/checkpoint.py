@@ -11,7 +11,7 @@ import torch
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
 
-__all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
+__all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint", "write_whole"]
 
 CHECKPOINT_FOLDER = "checkpoint"
 LAST, BEST = "last.pt", "best.pt"
@@ -42,14 +42,18 @@ class Checkpoint:
 
 def write_checkpoint(run: Path, checkpoint: Checkpoint, name: str = LAST) -> None:
     """Write a checkpoint into a run folder, replacing an older one only when it is complete."""
-    folder = run / CHECKPOINT_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{name}.{os.getpid()}.tmp"
+    (run / CHECKPOINT_FOLDER).mkdir(parents=True, exist_ok=True)
+    write_whole(run / CHECKPOINT_FOLDER / name, asdict(checkpoint))
+
+
+def write_whole(path: Path, values: dict[str, Any]) -> None:
+    """Write tensors and plain values into a file, replacing an older one only when complete."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
-        torch.save(asdict(checkpoint), file)
+        torch.save(values, file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(folder / name)
+    temporary.replace(path)
 
 
 def read_checkpoint(run: str | Path, world: World, name: str = LAST) -> Checkpoint:

@@ -22,6 +22,7 @@ from gnn_dist.nn.conv import Rows
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
 from gnn_dist.profile.meter import GRAD_SYNC, HALO_WAIT, HaloCount, Lane, Meter
+from gnn_dist.shard.plan import HaloPlan
 from gnn_dist.shard.shard import Shard
 from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.task import NodeTask, node_loss
@@ -170,6 +171,8 @@ class StepReport:
         halo_bytes: Bytes of halo rows and of their gradients that this rank sent.
         halo_messages: Messages that they went in.
         halo: The same and more by layer and direction.
+        staleness: Where halo rows are stale, how much this step's new values differ from what was
+            used before, as a share of its norm: the worst layer's. NaN if none came.
     """
 
     loss: float
@@ -180,6 +183,7 @@ class StepReport:
     halo_bytes: int
     halo_messages: int
     halo: dict[Lane, HaloCount]
+    staleness: float
 
 
 class FullBatch:
@@ -198,6 +202,9 @@ class FullBatch:
         training: What steps are made on.
         seed: Of dropout, and of what the halo policy draws.
         gradients: How the parameters' gradients are summed; by default exactly, in one message.
+
+    Attributes:
+        exchanges: What makes those of training, which may hold rows from step to step.
     """
 
     def __init__(
@@ -223,9 +230,9 @@ class FullBatch:
         )
         self._exact_blocks = exact(shard)
         same = self._exact_blocks if training.shard is shard else exact(training.shard)
-        make = partial(ExchangeMaker, transport=world.transport, clock=self.clock, meter=self.meter)
+        self.exchanges: list[ExchangeMaker] = []
         pass_of = active_pass if training.prune else whole_pass
-        self._train = pass_of(training, make, halo, same)
+        self._train = pass_of(training, self._exchanges_of, halo, same)
         self._gradients = gradients or GradientSync(model, world.transport)
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
@@ -265,6 +272,7 @@ class FullBatch:
             halo_messages=self.meter.halo_messages,
             # Copies: an evaluation counts on.
             halo={lane: replace(count) for lane, count in self.meter.halo.items()},
+            staleness=self.meter.largest_change("forward", "up", "down"),
         )
 
     @torch.no_grad()
@@ -272,6 +280,22 @@ class FullBatch:
         """Collective. Return logits (n, C) of the owned nodes, exactly, without dropout."""
         self.model.eval()
         return self._logits(self.shard.required_features, self._exact_blocks)
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether halo rows of earlier steps are used in training."""
+        return any(exchanges.policy.holds for exchanges in self.exchanges)
+
+    def drain(self) -> None:
+        """Wait for halo rows that are still on their way, which is due before the ranks part."""
+        for exchanges in self.exchanges:
+            exchanges.drain()
+
+    def _exchanges_of(self, plan: HaloPlan, *, policy: HaloPolicy) -> ExchangeMaker:
+        """Return what makes exchanges of training on a plan."""
+        made = ExchangeMaker(plan, self.world.transport, policy, clock=self.clock, meter=self.meter)
+        self.exchanges.append(made)
+        return made
 
     def _logits(self, features: Rows, blocks: list[Block]) -> Tensor:
         """Collective. Return the model's output for owned nodes, of 32 bits at least."""

@@ -29,6 +29,7 @@ from gnn_dist.train.checkpoint import (
 from gnn_dist.train.config import TrainConfig
 from gnn_dist.train.full_batch import FullBatch, StepReport, TrainingSet
 from gnn_dist.train.gradients import GradientSync
+from gnn_dist.train.halo_files import HaloFiles
 from gnn_dist.train.halo_report import halo_rows, halo_table
 from gnn_dist.train.metrics import evaluate_metric, metric_name
 from gnn_dist.train.optim import make_optimizer, make_scheduler
@@ -119,9 +120,11 @@ class Trainer:
         self.optimizer = make_optimizer(self.model.parameters(), config)
         self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
         self.progress = Progress()
+        self._halo_files = HaloFiles(self.full_batch.exchanges, world)
         self._saved_at = time.monotonic()
         if config.resume:
             self._restore(read_checkpoint(config.resume, world))
+            self._halo_files.restore(Path(config.resume), self.progress.epoch)
 
     def fit(self) -> dict[str, Any]:
         """Collective. Train to the last epoch or until patience runs out; return the summary."""
@@ -138,6 +141,7 @@ class Trainer:
                 rows.append(row)
                 self._report(row, bar)
             self._save(folder, LAST)
+            self.full_batch.drain()
             summary = self._summary(rows)
             summary["run_folder"] = "" if folder is None else str(folder.path)
             if folder is not None:
@@ -171,24 +175,29 @@ class Trainer:
             scores = self.evaluate()
             if self.progress.update(epoch, scores):
                 self._save(folder, BEST)
+        over_ranks, overdue = self._over_ranks(report)
         row = {
             "epoch": epoch,
             "loss": report.loss,
             **{f"{split}_metric": value for split, value in scores.items()},
-            **self._over_ranks(report),
+            **over_ranks,
         }
         if folder is not None:
             folder.add(row)
-        overdue = time.monotonic() - self._saved_at > CHECKPOINT_S
         if (epoch + 1) % self.config.checkpoint_every == 0 or overdue:
             self._save(folder, LAST)
         return row
 
-    def _over_ranks(self, report: StepReport) -> dict[str, Any]:
-        """Collective. Return times and memory of the slowest rank, bytes and messages of all."""
+    def _over_ranks(self, report: StepReport) -> tuple[dict[str, Any], bool]:
+        """Collective. Return times and memory of the slowest rank, bytes and messages of all.
+
+        Also whether a checkpoint is overdue, by rank 0's clock, so that all ranks do the same.
+        """
         times = ("epoch_s", "compute_s", "halo_wait_s", "grad_sync_s")
         sums = ("halo_bytes", "halo_messages")
+        overdue = time.monotonic() - self._saved_at > CHECKPOINT_S
         mine = [*(getattr(report, name) for name in (*times, *sums)), peak_rss_bytes()]
+        mine += [report.staleness, overdue]
         lanes, counts = halo_table(report.halo, self.model.num_blocks)
         table = torch.zeros(self.world.world_size, len(mine) + counts.numel(), dtype=torch.float64)
         table[self.world.rank] = torch.cat(
@@ -200,12 +209,19 @@ class Trainer:
         row: dict[str, Any] = dict(zip(times, table.amax(0).tolist(), strict=False))
         total = table.sum(0).tolist()
         row.update({name: int(total[len(times) + i]) for i, name in enumerate(sums)})
-        row["peak_rss_bytes"] = int(table[:, len(mine) - 1].max())
+        *_, peak, staleness, late = table[:, : len(mine)].unbind(1)
+        row["peak_rss_bytes"] = int(peak.max())
+        if self.full_batch.holds_rows:
+            known = [value for value in staleness.tolist() if value == value]
+            row["staleness"] = max(known, default=float("nan"))
         by_rank = table[:, len(mine) :].view(-1, *counts.shape)
         row["halo"] = halo_rows(lanes, by_rank, with_late=self.config.profile_skew)
-        return row
+        return row, bool(late[0])
 
     def _save(self, folder: RunFolder | None, name: str) -> None:
+        if name == LAST:
+            self._saved_at = time.monotonic()
+            self._halo_files.save(self.progress.epoch)
         if folder is None:
             return
         checkpoint = Checkpoint(
@@ -218,8 +234,6 @@ class Trainer:
             progress=asdict(self.progress),
         )
         write_checkpoint(folder.path, checkpoint, name)
-        if name == LAST:
-            self._saved_at = time.monotonic()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         for name, now in self.config.mathematics().items():
@@ -243,6 +257,7 @@ class Trainer:
                 folder = RunFolder(
                     self._folder_path(), self.config, self.dataset, resume_epoch=resume_epoch
                 )
+        self._halo_files.open(None if folder is None else folder.path)
         return folder
 
     def _folder_path(self) -> Path:
