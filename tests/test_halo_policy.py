@@ -13,6 +13,18 @@ def test_nothing_said_is_overlap_of_all_rows():
     assert str(HaloPolicy()) == "overlap"
 
 
+def test_evaluation_is_exact_and_keeps_the_bound_on_memory():
+    evaluation = {
+        "overlap": "overlap",
+        "sampled+bf16": "overlap",
+        "remat:buffer=1M+fp16": "remat:buffer=1M",
+    }
+    for training, exact in evaluation.items():
+        policy = HaloPolicy.parse(training).for_evaluation
+        assert policy.exact
+        assert str(policy) == exact
+
+
 @pytest.mark.parametrize("name", TERMS)
 def test_every_word_alone_is_a_policy_that_can_be_written_again(name):
     policy = HaloPolicy.parse(name)
@@ -28,6 +40,9 @@ def test_every_word_alone_is_a_policy_that_can_be_written_again(name):
         ("sampled", "overlap+sampled"),
         ("sampled:p=0.1", "overlap+sampled"),
         ("fp16+sampled:p=1", "overlap+sampled:p=1+fp16"),
+        ("bf16+remat:buffer=0.5 GiB", "remat:buffer=512M+bf16"),
+        ("remat:buffer=256M", "remat"),
+        ("remat:buffer=1000", "remat:buffer=1000"),
     ],
 )
 def test_terms_in_any_order(text, canonical):
@@ -54,6 +69,10 @@ def test_options_have_their_types():
         ("sampled:p=half", "sampled: p must be of type float, got 'half'"),
         ("sampled:q=1", "sampled takes options as key=value of: p; got 'q=1'"),
         ("sampled:p", "sampled takes options as key=value of: p; got 'p'"),
+        ("remat:buffer=much", "remat: buffer: a size must be a number .* got 'much'"),
+        ("remat+sampled", "remat does not go with sampled: its chunks are ranges of the whole"),
+        ("remat+overlap", "both say when rows are waited for"),
+        ("remat+relay", "remat does not go with relay: a relay would hold"),
         ("overlap:p=1", "overlap takes options as key=value of: none; got 'p=1'"),
     ],
 )

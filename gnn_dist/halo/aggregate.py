@@ -11,11 +11,12 @@
 Without symmetry, halo gradients come first in the backward, so that they travel while the rest is
 computed. With it there is nothing to wait for before sending, and no transposed copy of the graph
 is kept. `A = [A_owned | A_halo]` are the columns of the shard's structure (or of the same with
-self-loops) times factors of the entries, sources and destinations.
+self-loops) times factors of the entries, sources and destinations. Where a policy has halo rows
+come in pieces, A_halo is cut into as many; what a backward needs of them is then fetched again.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,9 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.errors import ConfigError, GraphError
 from gnn_dist.halo.block import Block
-from gnn_dist.halo.exchange import LayerExchange, Pending, halo_exchange
+from gnn_dist.halo.exchange import Pending, halo_exchange
+from gnn_dist.halo.operator import Columns, Operator
+from gnn_dist.halo.pieces import each_piece, fetch_and_return, give_back
 from gnn_dist.ops.csr import CSR, SubCSR
 from gnn_dist.ops.sddmm import sddmm
 from gnn_dist.ops.spmm import Factors, spmm_extreme, spmm_share, spmm_sum, spmm_where_equal
@@ -82,7 +85,7 @@ def aggregate(
     if reduce in ("max", "min"):
         if exchange is not None:
             exchange.check_any_use(f"reduce={reduce!r}")
-        operator = _Operator(csr, exchange, symmetric, None, None)
+        operator = Operator(csr, exchange, symmetric, None, None)
         out = _Extreme.apply(_flat(x), operator, reduce)  # type: ignore[no-untyped-call]
     else:
         dst = scale
@@ -90,7 +93,7 @@ def aggregate(
             dst = csr.mean_scale if self_loops else structure.mean_scale
         symmetric = symmetric and structure.is_own_factors(weight)
         symmetric = symmetric and (exchange is None or exchange.mirrored is not None)
-        operator = _Operator(csr, exchange, symmetric, scale, dst)
+        operator = Operator(csr, exchange, symmetric, scale, dst)
         base = None if onto is None else _flat(_apart(onto, x))
         out = _Sum.apply(_flat(x), weight, base, operator)  # type: ignore[no-untyped-call]
     return out if x.dim() == 2 else out.view(block.num_dst, *x.shape[1:])
@@ -157,81 +160,47 @@ def _check_weight(weight: Tensor, x: Tensor, nnz: int) -> None:
         )
 
 
-class _Operator(NamedTuple):
-    """The linear map of an aggregation, without its differentiable weight.
-
-    Attributes:
-        csr: Destinations and all sources.
-        exchange: Brings sources beyond the destinations; None where they are here.
-        symmetric: Over all ranks, every edge has its reverse, as often and with equal weight.
-        src: (num_src,) factors of sources, or None.
-        dst: (num_dst,) factors of destinations, or None; where all ranks' are known, (num_src,).
-    """
-
-    csr: CSR
-    exchange: LayerExchange | None
-    symmetric: bool
-    src: Tensor | None
-    dst: Tensor | None
-
-    @property
-    def halves(self) -> tuple[SubCSR, SubCSR | None]:
-        """Columns that are here, and columns that arrive."""
-        if self.exchange is None:
-            return SubCSR(self.csr, None), None
-        return self.csr.split_columns(self.exchange.plan.num_owned)
-
-    @property
-    def own_dst(self) -> Tensor | None:
-        """(num_dst,) factors of destinations, or None."""
-        return None if self.dst is None else self.dst[: self.csr.num_rows]
-
-    @property
-    def src_halves(self) -> tuple[Tensor | None, Tensor | None]:
-        """`src`, split likewise."""
-        if self.src is None or self.exchange is None:
-            return self.src, None
-        num_owned = self.exchange.plan.num_owned
-        return self.src[:num_owned], self.src[num_owned:]
-
-
 class _Sum(torch.autograd.Function):
     """onto + weighted sum over all sources. Collective, forward and backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, onto: Tensor | None, operator: _Operator
+        ctx: Any, x: Tensor, weight: Tensor | None, onto: Tensor | None, operator: Operator
     ) -> Tensor:
-        here, halo = operator.halves
-        src_here, src_halo = operator.src_halves
-        pending: Pending | None = None
-        if operator.exchange is not None:
-            pending = operator.exchange.forward.start(x)
+        halves, exchange = operator.halves(x, weight), operator.exchange
+        pending = None if exchange is None else exchange.forward.start(x)
         if onto is not None:
             ctx.mark_dirty(onto)
-        factors = Factors(weight, here.position, src_here, operator.own_dst)
-        out = spmm_sum(here.csr, x, factors, out=onto)
-        rows = None
-        if pending is not None and halo is not None:
-            rows = pending.wait()
-            factors = Factors(weight, halo.position, src_halo, operator.own_dst)
-            spmm_sum(halo.csr, rows, factors, out=out)
-        ctx.operator = operator
+        factors = Factors(weight, halves.here.position, halves.src, operator.own_dst)
+        out = spmm_sum(halves.here.csr, x, factors, out=onto)
         # Source rows are needed again only where the weights have a gradient.
         keep = weight is not None and weight.requires_grad
-        ctx.save_for_backward(weight, x if keep else None, rows if keep else None)
+        rows = _Rows(keep and exchange is not None and not exchange.in_pieces)
+
+        def use(begin: int, end: int, values: Tensor) -> None:
+            rows.see(values)
+            for columns, part in halves.within(begin, end, values):
+                factors = Factors(weight, columns.half.position, columns.src, operator.own_dst)
+                spmm_sum(columns.half.csr, part, factors, out=out)
+
+        if pending is not None:
+            each_piece(pending, use)
+        ctx.operator = operator
+        ctx.save_for_backward(weight, x if keep else None, rows.kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, rows = ctx.saved_tensors
-        operator: _Operator = ctx.operator
+        operator: Operator = ctx.operator
         grad_x: Tensor | None = None
         finish = None
         if ctx.needs_input_grad[0]:
             adjoint = _mirrored if operator.symmetric else _reversed
             grad_x, finish = adjoint(operator, grad, weight)
+        if finish is not None and operator.exchange is not None and operator.exchange.in_pieces:
+            grad_x, finish = finish(), None  # before the buffer is used for source rows
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = _weight_gradient(operator, grad, weight, (x, rows))
@@ -240,13 +209,25 @@ class _Sum(torch.autograd.Function):
         return grad_x, grad_weight, grad if ctx.needs_input_grad[2] else None, None
 
 
+class _Rows:
+    """Halo rows that came in one piece and are kept, where that is wanted."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self.kept: Tensor | None = None
+
+    def see(self, rows: Tensor) -> None:
+        """Keep rows, or do not."""
+        if self._wanted:
+            self.kept = rows
+
+
 Adjoint = tuple[Tensor, Callable[[], Tensor] | None]
 
 
-def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
+def _reversed(operator: Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
     """Collective. Apply the transpose: halo gradients travel back to their owners."""
-    here, halo = operator.halves
-    src_here, src_halo = operator.src_halves
+    halves = operator.halves(grad, weight)
 
     def transposed(half: SubCSR, src: Tensor | None) -> Tensor:
         turned = half.csr.transpose
@@ -255,22 +236,24 @@ def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
             position = half.position.index_select(0, position)
         return spmm_sum(turned.csr, grad, Factors(weight, position, operator.own_dst, src))
 
+    def of_halo(begin: int, end: int) -> Tensor:
+        return halves.made(begin, end, grad, lambda c: transposed(c.half, c.src))
+
     exchange = operator.exchange
-    if exchange is None or halo is None:
-        return transposed(here, src_here), None
-    pending = exchange.reverse.start(transposed(halo, src_halo))
-    grad_x = transposed(here, src_here)
-    return grad_x, lambda: exchange.add_boundary(grad_x, pending.wait())
+    if exchange is None:
+        return transposed(halves.here, halves.src), None
+    add = give_back(exchange, of_halo, grad)
+    grad_x = transposed(halves.here, halves.src)
+    return grad_x, lambda: add(grad_x)
 
 
-def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
+def _mirrored(operator: Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
     """Collective. Apply the same map to gradients: A = A', only the factors of ends change."""
-    here, halo = operator.halves
-    src_here, _ = operator.src_halves
+    halves = operator.halves(grad, weight)
     mirrored = None if operator.exchange is None else operator.exchange.mirrored
-    if mirrored is None or halo is None:
-        factors = Factors(weight, here.position, operator.own_dst, src_here)
-        return spmm_sum(here.csr, grad, factors), None
+    if mirrored is None:
+        factors = Factors(weight, halves.here.position, operator.own_dst, halves.src)
+        return spmm_sum(halves.here.csr, grad, factors), None
     dst_here, dst_halo = operator.own_dst, None
     if dst_here is not None and operator.dst is not None:
         if len(operator.dst) == operator.csr.num_cols:
@@ -281,20 +264,28 @@ def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
             grad = (grad * wide[:, None]).to(grad.dtype)
             dst_here = None
     pending = mirrored.start(grad)
-    grad_x = spmm_sum(here.csr, grad, Factors(weight, here.position, dst_here, src_here))
+    factors = Factors(weight, halves.here.position, dst_here, halves.src)
+    grad_x = spmm_sum(halves.here.csr, grad, factors)
+
+    def use(begin: int, end: int, values: Tensor) -> None:
+        for columns, part in halves.within(begin, end, values):
+            dst = None if dst_halo is None else dst_halo[columns.begin : columns.end]
+            factors = Factors(weight, columns.half.position, dst, halves.src)
+            spmm_sum(columns.half.csr, part, factors, out=grad_x)
 
     def finish() -> Tensor:
-        factors = Factors(weight, halo.position, dst_halo, src_here)
-        return spmm_sum(halo.csr, pending.wait(), factors, out=grad_x)
+        each_piece(pending, use)
+        return grad_x
 
     return grad_x, finish
 
 
 def _weight_gradient(
-    operator: _Operator, grad: Tensor, weight: Tensor, sources: tuple[Tensor, Tensor | None]
+    operator: Operator, grad: Tensor, weight: Tensor, sources: tuple[Tensor, Tensor | None]
 ) -> Tensor:
-    here, halo = operator.halves
+    """Return the weights' gradient. Collective where halo rows came in pieces."""
     x, rows = sources
+    halves, exchange = operator.halves(x, weight), operator.exchange
     heads = weight.size(1) if weight.dim() == 2 else 1
     if operator.own_dst is not None:
         grad = grad * operator.own_dst.to(grad.dtype)[:, None]
@@ -307,15 +298,21 @@ def _weight_gradient(
         if src is not None:
             factor = src.to(product.dtype).index_select(0, half.csr.indices)
             product = product * factor.view(-1, *(1,) * (product.dim() - 1))
-        return product
+        return product.to(weight.dtype)
 
-    src_here, src_halo = operator.src_halves
-    mine = of(here, x, src_here)
-    if here.position is None or halo is None or rows is None:
-        return mine.to(weight.dtype)
-    out = torch.empty_like(weight)
-    out[here.position] = mine.to(weight.dtype)
-    out[halo.position] = of(halo, rows, src_halo).to(weight.dtype)
+    mine = of(halves.here, x, halves.src)
+    out = mine if halves.here.position is None else torch.empty_like(weight)
+    if halves.here.position is not None:
+        out[halves.here.position] = mine
+
+    def use(begin: int, end: int, values: Tensor) -> None:
+        for columns, part in halves.within(begin, end, values):
+            out[columns.half.position] = of(columns.half, part, columns.src)
+
+    if rows is not None:
+        use(0, rows.size(0), rows)
+    elif exchange is not None and exchange.in_pieces:
+        each_piece(exchange.forward.start(x), use)
     return out
 
 
@@ -323,33 +320,46 @@ class _Extreme(torch.autograd.Function):
     """Maximum or minimum over all sources; equal sources share the gradient equally. Collective."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, operator: _Operator, reduce: str) -> Tensor:
-        here, halo = operator.halves
-        pending: Pending | None = None
-        if operator.exchange is not None:
-            pending = operator.exchange.forward.start(x)
-        out, count = spmm_extreme(here.csr, x, reduce)
-        rows = None
-        if pending is not None and halo is not None:
-            rows = pending.wait()
-            spmm_extreme(halo.csr, rows, reduce, onto=(out, count))
+    def forward(ctx: Any, x: Tensor, operator: Operator, reduce: str) -> Tensor:
+        halves, exchange = operator.halves(x, None), operator.exchange
+        pending: Pending | None = None if exchange is None else exchange.forward.start(x)
+        out, count = spmm_extreme(halves.here.csr, x, reduce)
+        rows = _Rows(exchange is not None and not exchange.in_pieces)
+
+        def use(begin: int, end: int, values: Tensor) -> None:
+            rows.see(values)
+            for columns, part in halves.within(begin, end, values):
+                spmm_extreme(columns.half.csr, part, reduce, onto=(out, count))
+
+        if pending is not None:
+            each_piece(pending, use)
         ctx.operator = operator
-        ctx.save_for_backward(x, rows, out, count)
+        ctx.save_for_backward(x, rows.kept, out, count)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, out, count = ctx.saved_tensors
-        operator: _Operator = ctx.operator
-        here, halo = operator.halves
+        operator: Operator = ctx.operator
+        halves, exchange = operator.halves(x, None), operator.exchange
         share = spmm_share(grad, count)
-        pending = None
-        if operator.exchange is not None and halo is not None:
-            turned = halo.csr.transpose.csr
-            pending = operator.exchange.reverse.start(spmm_where_equal(turned, out, share, rows))
-        turned = here.csr if operator.symmetric else here.csr.transpose.csr
+
+        def of_halo(begin: int, end: int, values: Tensor) -> Tensor:
+            def made(columns: Columns) -> Tensor:
+                part = values[columns.begin - begin : columns.end - begin]
+                return spmm_where_equal(columns.half.csr.transpose.csr, out, share, part)
+
+            return halves.made(begin, end, values, made)
+
+        add = None
+        if exchange is not None and rows is not None:
+            add = give_back(exchange, lambda begin, end: of_halo(begin, end, rows), x)
+        here = halves.here.csr
+        turned = here if operator.symmetric else here.transpose.csr
         grad_x = spmm_where_equal(turned, out, share, x)
-        if operator.exchange is not None and pending is not None:
-            grad_x = operator.exchange.add_boundary(grad_x, pending.wait())
+        if add is not None:
+            grad_x = add(grad_x)
+        elif exchange is not None:
+            grad_x = fetch_and_return(exchange, x, of_halo, grad_x)
         return grad_x, None, None

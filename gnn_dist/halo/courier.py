@@ -71,8 +71,10 @@ class Courier:
         handle = self.transport.exchange(
             wire, route.send_ptr, received, route.recv_ptr, self.place.channel
         )
-        self.meter.halo_bytes += wire.numel() * wire.element_size()
-        return Parcel(self, route, handle, received, rows.new_empty((0, *rows.shape[1:])))
+        self.meter.halo_bytes += wire.nbytes
+        self.meter.halo_messages += route.num_messages
+        self.meter.hold(wire, received)
+        return Parcel(self, route, handle, received, rows.new_empty((0, *rows.shape[1:])), wire)
 
 
 @dataclass
@@ -85,6 +87,7 @@ class Parcel:
         handle: The transport's.
         wire: What is received.
         like: No rows, of the width and dtype of those that were encoded.
+        sent: What is sent, until it has gone.
     """
 
     courier: Courier
@@ -92,12 +95,18 @@ class Parcel:
     handle: Handle
     wire: Tensor
     like: Tensor
+    sent: Tensor | None
 
     def wait(self) -> Tensor:
         """Return the route's received rows (r, ...), decoded."""
-        with self.courier.meter.timed(HALO_WAIT):
+        meter = self.courier.meter
+        with meter.timed(HALO_WAIT):
             self.handle.wait()
-        return self.courier.codec.decode(self.wire, self.like)
+        self.sent = None
+        rows = self.courier.codec.decode(self.wire, self.like)
+        if rows is not self.wire:
+            meter.hold(rows)
+        return rows
 
     def done(self) -> bool:
         """Return whether `wait` would not block."""

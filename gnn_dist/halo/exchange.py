@@ -10,6 +10,7 @@ What a policy changes, it changes inside an exchange: layers and `aggregate` nev
 
     blocking    start ........ wait | owned sources | halo sources
     overlap     start | owned sources | wait ...... | halo sources
+    remat       start | owned sources | wait | use | wait | use | ...      remat.py, pieces.py
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +29,10 @@ from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.codec import make_codec
 from gnn_dist.halo.courier import Courier, Parcel, Place
 from gnn_dist.halo.pending import Exchange, Pending
-from gnn_dist.halo.policy import Blocking, HaloPolicy, Overlap, Term
+from gnn_dist.halo.policy import Blocking, HaloPolicy, Overlap, Remat, Term
 from gnn_dist.halo.relay import RelayPlan, plan_relay
 from gnn_dist.halo.relayed import RelayedBack, RelayedThere
+from gnn_dist.halo.remat import RematExchange
 from gnn_dist.halo.route import Route, back, there
 from gnn_dist.halo.select import Selector, make_selector
 from gnn_dist.ops.rows import scatter_add_rows
@@ -59,6 +61,7 @@ class LayerExchange:
             adjoint is the reverse alone. A layer uses one of the two.
         sums_only: Why halo rows are of use for sums alone; "" if they are of any.
         boundary_index: int64 (s,), owned rows that boundary rows belong to; None: `plan`'s own.
+        in_pieces: Why not all halo rows can be here at once; "" if they can.
     """
 
     plan: HaloPlan
@@ -67,6 +70,7 @@ class LayerExchange:
     mirrored: Exchange | None
     sums_only: str = ""
     boundary_index: Tensor | None = None
+    in_pieces: str = ""
 
     @property
     def is_alone(self) -> bool:
@@ -82,6 +86,12 @@ class LayerExchange:
         """Raise ConfigError if halo rows may only be summed, naming what would do otherwise."""
         if self.sums_only:
             raise ConfigError(f"{what} does not sum halo rows, but {self.sums_only}")
+
+    def check_all_rows(self, what: str) -> None:
+        """Raise ConfigError if halo rows may not be kept together, naming what would do so."""
+        self.check_any_use(what)
+        if self.in_pieces:
+            raise ConfigError(f"{what} needs all halo rows at once, but {self.in_pieces}")
 
 
 @dataclass
@@ -224,6 +234,7 @@ class ExchangeMaker:
             # Sampled rows' adjoint is of the same rows: the way back.
             mirrored=mirrored if self.policy.select is None else None,
             sums_only=self.policy.sums_only,
+            in_pieces=self.policy.in_pieces,
         )
 
     def _one_way(self, route: Route, place: Place, *, near: bool = False) -> Exchange:
@@ -231,8 +242,11 @@ class ExchangeMaker:
         policy = HaloPolicy() if near else self.policy
         codec = make_codec(policy)
         courier = Courier(self.transport, route, codec, self.clock, self.meter, place)
+        schedule = policy.schedule
+        if isinstance(schedule, Remat):
+            return RematExchange(courier, schedule.buffer)
         selector = make_selector(policy, route, self.clock)
-        return SCHEDULES[type(policy.schedule)](courier, selector)
+        return SCHEDULES[type(schedule)](courier, selector)
 
 
 def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:
@@ -242,9 +256,9 @@ def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:
     that could start before the rows are here, use `aggregate`.
 
     Raises:
-        ConfigError: On every rank: the policy's halo rows are for sums alone.
+        ConfigError: On every rank: the policy's halo rows are for sums alone, or never all here.
     """
-    exchange.check_any_use("a layer that reads the rows of its sources")
+    exchange.check_all_rows("a layer that reads the rows of its sources")
     return _HaloRows.apply(x, exchange)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -19,6 +19,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from gnn_dist.errors import ConfigError, nearest
+from gnn_dist.sizes import parse_size, size_text
 
 __all__ = [
     "TERMS",
@@ -27,6 +28,7 @@ __all__ = [
     "HaloPolicy",
     "Overlap",
     "Relay",
+    "Remat",
     "Sampled",
     "Term",
 ]
@@ -47,13 +49,15 @@ class Term:
     name: ClassVar[str]
     stage: ClassVar[Stage]
     exact: ClassVar[bool] = False
+    # Stages whose terms it cannot go with, and why.
+    without: ClassVar[dict[Stage, str]] = {}
 
     def check(self) -> None:
         """Raise ConfigError for options that cannot work."""
 
     def __str__(self) -> str:
         changed = [
-            f"{f.name}={_text(getattr(self, f.name))}"
+            f"{f.name}={f.metadata.get('write', _text)(getattr(self, f.name))}"
             for f in fields(self)
             if getattr(self, f.name) != f.default
         ]
@@ -76,6 +80,28 @@ class Overlap(Term):
     name = "overlap"
     stage = "schedule"
     exact = True
+
+
+@dataclass(frozen=True)
+class Remat(Term):
+    """Rows are fetched in chunks, used and freed, and fetched again where a backward needs them.
+
+    Source: "Sequential Aggregation and Rematerialization: Distributed Full-batch Training of Graph
+    Neural Networks on Large Graphs" (Mostafa), arXiv 2111.06483.
+
+    Attributes:
+        buffer: Bytes of the halo rows and of the messages that a rank holds at one time.
+    """
+
+    name = "remat"
+    stage = "schedule"
+    exact = True
+    without = {  # noqa: RUF012 - never changed
+        "select": "its chunks are ranges of the whole halo",
+        "path": "a relay would hold the rows of a whole machine",
+    }
+
+    buffer: int = field(default=256 << 20, metadata={"read": parse_size, "write": size_text})
 
 
 @dataclass(frozen=True)
@@ -143,7 +169,7 @@ class Relay(Term):
 
 # Every word there is.
 TERMS: dict[str, type[Term]] = {
-    term.name: term for term in (Blocking, Overlap, Sampled, Bfloat16, Float16, Relay)
+    term.name: term for term in (Blocking, Overlap, Remat, Sampled, Bfloat16, Float16, Relay)
 }
 
 
@@ -171,6 +197,14 @@ class HaloPolicy:
     select: Sampled | None = None
     encode: Term | None = None
     path: Relay | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse terms that do not go together."""
+        for term in self._terms:
+            for other in self._terms:
+                reason = term.without.get(other.stage)
+                if reason:
+                    raise ConfigError(f"{term.name} does not go with {other.name}: {reason}")
 
     @classmethod
     def parse(cls, text: str) -> "HaloPolicy":
@@ -202,6 +236,18 @@ class HaloPolicy:
         if self.select is not None:
             return f"under {self.select} the rows that are left out count as zeros"
         return ""
+
+    @property
+    def in_pieces(self) -> str:
+        """Why a layer that needs all halo rows at once cannot run under this policy; "" if not."""
+        if isinstance(self.schedule, Remat):
+            return f"under {self.schedule} no more than {size_text(self.schedule.buffer)} are here"
+        return ""
+
+    @property
+    def for_evaluation(self) -> "HaloPolicy":
+        """An exact policy: this one's schedule, where that is exact, and nothing else."""
+        return HaloPolicy(schedule=self.schedule) if self.schedule.exact else HaloPolicy()
 
     @property
     def _terms(self) -> list[Term]:
@@ -243,6 +289,8 @@ def _parse_value(name: str, known: "Field[Any]", value: str) -> Any:
     read: Callable[[str], Any] = known.metadata.get("read", known.type)
     try:
         return read(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {known.name}: {error}") from error
     except ValueError as error:
         kind = getattr(known.type, "__name__", known.type)
         raise ConfigError(f"{name}: {known.name} must be of type {kind}, got {value!r}") from error

@@ -72,7 +72,7 @@ def parallelize(
 
     Raises:
         ConfigError: The model has a layer that would not be exact, named with the reason, or there
-            is no such policy, or one that is for sums alone.
+            is no such policy, or one that is for sums alone, or one that bounds halo memory.
 
     Example:
         The README has a training loop; `tests/test_docs_examples.py` runs it.
@@ -90,6 +90,11 @@ def parallelize(
         raise ConfigError(
             f"layers of PyTorch Geometric may do more than sum halo rows, but {policy.sums_only}: "
             "use gnn_dist's layers with it"
+        )
+    if policy.in_pieces:
+        raise ConfigError(
+            f"layers of PyTorch Geometric take all halo rows at once, but {policy.in_pieces}: use "
+            "gnn_dist's layers with it"
         )
     broadcast_state(model, world.transport)
     return Parallelized(model, shard, world, policy=policy, seed=seed)

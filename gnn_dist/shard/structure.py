@@ -1,5 +1,6 @@
 """The graph structure that a layer runs on: destinations, their sources, and who these are."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -8,8 +9,11 @@ from torch import Tensor
 
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.draws import edge_ids
+from gnn_dist.ops.reference.spmm import row_index
 
 __all__ = ["Structure"]
+
+ENTRIES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +116,11 @@ class Structure:
         )
 
 
-def own_loop_weight(csr: CSR, edge_weight: Tensor) -> Tensor:
+def own_loop_weight(csr: CSR, edge_weight: Tensor | None) -> Tensor:
     """Return float64 (n,): the weight of each destination's loop (its last copy), or 1 without."""
     weight = torch.ones(csr.num_rows, dtype=torch.float64, device=csr.device)
+    if edge_weight is None:
+        return weight
     loops = (csr.indices == csr.rows).nonzero().squeeze(1)
     rows = csr.rows[loops]
     last = torch.ones_like(rows, dtype=torch.bool)
@@ -126,10 +132,26 @@ def own_loop_weight(csr: CSR, edge_weight: Tensor) -> Tensor:
 
 def degree_with_loop(csr: CSR, edge_weight: Tensor | None) -> Tensor:
     """Return float64 (n,), the in-degree of destinations as `Structure.degree` defines it."""
-    if edge_weight is None:
-        loop = torch.ones(csr.num_rows, dtype=torch.float64, device=csr.device)
-        edge_weight = torch.ones(csr.nnz, dtype=torch.float64, device=csr.device)
-    else:
-        loop = own_loop_weight(csr, edge_weight)
-    weight = edge_weight.double().masked_fill(csr.indices == csr.rows, 0.0)
-    return loop.index_add_(0, csr.rows, weight)
+    degree = own_loop_weight(csr, edge_weight)
+    # Some rows at a time: numbers per entry would take more memory than the structure.
+    for begin, end in _row_ranges(csr.indptr):
+        first, last = csr.indptr[[begin, end]].tolist()
+        rows = row_index(csr.indptr[begin : end + 1] - first, last - first) + begin
+        is_loop = csr.indices[first:last] == rows
+        if edge_weight is None:
+            weight = torch.ones(last - first, dtype=torch.float64, device=csr.device)
+        else:
+            weight = edge_weight[first:last].double()
+        degree.index_add_(0, rows, weight.masked_fill(is_loop, 0.0))
+    return degree
+
+
+def _row_ranges(indptr: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows of not many more than ENTRIES_AT_ONCE entries."""
+    num_rows, begin = indptr.numel() - 1, 0
+    while begin < num_rows:
+        most = indptr[begin] + ENTRIES_AT_ONCE
+        end = int(torch.searchsorted(indptr, most, right=True)) - 1
+        end = min(max(end, begin + 1), num_rows)
+        yield begin, end
+        begin = end
