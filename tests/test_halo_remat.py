@@ -168,7 +168,7 @@ def test_a_rank_that_dies_between_rounds_is_named(direction, folders):
     assert run_ranks(dying, 3, folders / "symmetric", direction, may_die=[1]) == [1, None, 1]
 
 
-def trained(world, folder, policy):
+def trained(world, folder, policy, prune):
     """Return the losses of some epochs with evaluations in between, and the memory of both."""
     shard = load_shard(folder, world).with_dtype(torch.float64)
     task = make_task(shard, 0, world)
@@ -178,7 +178,7 @@ def trained(world, folder, policy):
         model,
         shard,
         world,
-        training=TrainingSet(shard, task),
+        training=TrainingSet(shard, task, prune),
         halo=HaloPolicy.parse(policy),
         seed=1,
     )
@@ -193,13 +193,14 @@ def trained(world, folder, policy):
     return losses, max(held)
 
 
-def test_training_and_evaluation_are_those_of_one_process(tmp_path):
+@pytest.mark.parametrize("prune", [False, True])
+def test_training_and_evaluation_are_those_of_one_process(prune, tmp_path):
     graph = load_dataset("sbm:nodes=600,blocks=4,features=16")
     partition = Partition(np.arange(600) % 4, 4, method="random")
     write_partition(graph, partition, tmp_path / "parts")
-    [(expected, _)] = run_ranks(trained, 1, tmp_path / "parts", "overlap")
+    [(expected, _)] = run_ranks(trained, 1, tmp_path / "parts", "overlap", False)
     buffer = 16 << 10
-    by_rank = run_ranks(trained, 2, tmp_path / "parts", f"remat:buffer={buffer}")
+    by_rank = run_ranks(trained, 2, tmp_path / "parts", f"remat:buffer={buffer}", prune)
     assert all(0 < held <= 1.1 * buffer for _, held in by_rank)
     np.testing.assert_allclose(by_rank[0][0][::2], expected[::2], rtol=1e-10)
     evaluated = [sum(losses[i] for losses, _ in by_rank) for i in range(1, 8, 2)]
