@@ -306,6 +306,8 @@ def refused(world, folder):
         parallelize(nn.Linear(2, 2), shard, world)
     with pytest.raises(ConfigError, match=r"overlap\+relay.* leave relay out"):
         ExchangeMaker(shard.plan, world.transport, "relay")
+    with pytest.raises(ConfigError, match="partial sums travel in their place"):
+        ExchangeMaker(shard.plan, world.transport, "remat")
     with pytest.raises(ConfigError, match="prune needs all in-edges of a node on one rank"):
         TrainingSet(shard, make_task(shard, 0, world), prune=True)
 

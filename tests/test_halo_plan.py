@@ -1,5 +1,8 @@
 """The plan of a small graph, id by id, and what it does with wrong input."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from gnn_dist.errors import PartitionError, ShardFormatError
 from gnn_dist.graph import graph_from_edges
 from gnn_dist.halo.load import build_plan, exchange_rows, induced_shard, load_shard
 from gnn_dist.partition import Partition, PartitionBook
+from gnn_dist.shard import reader
 from gnn_dist.shard.format import write_partition
 from gnn_dist.testing import RanksFailed, run_ranks
 
@@ -54,6 +58,35 @@ def test_three_ranks_of_a_ring(ring):
     assert first["global"] == [0, 1, 2, 5]
     assert third["halo ids"] == [0, 3]
     assert third["x"] == np.eye(6)[4:].tolist()
+
+
+def columns(world, folder, spill):
+    """Return the columns of a shard, and whether the system may drop them from memory."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(reader, "ENTRIES_AT_ONCE", 5)
+    try:
+        indices = load_shard(folder, world, spill=spill).structure.csr.indices
+    finally:
+        monkeypatch.undo()
+    address, in_file = indices.data_ptr(), False
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        words = line.split()
+        begin, end = (int(word, 16) for word in words[0].split("-"))
+        in_file |= begin <= address < end and len(words) > 5 and "/" in words[5]
+    return indices.tolist(), in_file
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_columns_may_stay_in_files(world_size, tmp_path):
+    _, graph, partition = awkward_case("random partition", 3)
+    write_partition(graph, partition, tmp_path / "parts")
+    kept = run_ranks(columns, world_size, tmp_path / "parts", None)
+    mapped = run_ranks(columns, world_size, tmp_path / "parts", tmp_path)
+    assert [values for values, _ in kept] == [values for values, _ in mapped]
+    assert [in_file for _, in_file in kept] == [False] * world_size
+    assert [in_file for _, in_file in mapped] == [True] * world_size
+    assert [path.name for path in tmp_path.iterdir()] == ["parts"]  # nothing is left behind
 
 
 def test_two_ranks_of_three_parts(ring):

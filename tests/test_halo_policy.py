@@ -13,6 +13,18 @@ def test_nothing_said_is_overlap_of_all_rows():
     assert str(HaloPolicy()) == "overlap"
 
 
+def test_evaluation_is_exact_and_keeps_the_bound_on_memory():
+    evaluation = {
+        "overlap": "overlap",
+        "sampled+bf16": "overlap",
+        "remat:buffer=1M+fp16": "remat:buffer=1M",
+    }
+    for training, exact in evaluation.items():
+        policy = HaloPolicy.parse(training).for_evaluation
+        assert policy.exact
+        assert str(policy) == exact
+
+
 @pytest.mark.parametrize("name", TERMS)
 def test_every_word_alone_is_a_policy_that_can_be_written_again(name):
     policy = HaloPolicy.parse(name)
@@ -31,6 +43,9 @@ def test_every_word_alone_is_a_policy_that_can_be_written_again(name):
         ("bf16+delayed:r=2,bins=5,warmup=1", "delayed:warmup=1,r=2+bf16"),
         ("pipelined:smooth=0.50", "pipelined:smooth=0.5"),
         ("ssp:s=2", "ssp"),
+        ("bf16+remat:buffer=0.5 GiB", "remat:buffer=512M+bf16"),
+        ("remat:buffer=256M", "remat"),
+        ("remat:buffer=1000", "remat:buffer=1000"),
     ],
 )
 def test_terms_in_any_order(text, canonical):
@@ -78,6 +93,12 @@ def test_what_is_held_may_be_sampled_and_used_in_any_way():
         ("delayed+quantized:feedback=true", "delayed leaves rows out"),
         ("relay+local", "local and relay do not go together, because nothing travels"),
         ("bf16+local", "local and bf16 do not go together, because nothing travels"),
+        ("remat:buffer=much", "remat: buffer: a size must be a number .* got 'much'"),
+        ("remat+sampled", "remat does not go with sampled: its chunks are ranges of the whole"),
+        ("remat+overlap", "both say when rows are waited for"),
+        ("remat+adaptive", "adaptive agrees on widths .* but remat has rounds that some leave out"),
+        ("remat+quantized:feedback=true", "remat leaves rows out"),
+        ("remat+relay", "remat does not go with relay: a relay would hold"),
         ("overlap:p=1", "overlap takes options as key=value of: none; got 'p=1'"),
     ],
 )

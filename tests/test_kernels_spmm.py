@@ -15,7 +15,7 @@ from kernel_cases import (
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.native import kernels
 from gnn_dist.ops.reference import spmm as reference
-from gnn_dist.ops.reference.structure import transpose_csr
+from gnn_dist.ops.reference.structure import cut_columns, transpose_csr
 
 pytestmark = pytest.mark.kernels
 
@@ -162,7 +162,9 @@ def test_results_do_not_depend_on_the_number_of_threads():
             share = kernels.spmm_share(sums, count.clamp(min=1))
             equal = kernels.spmm_where_equal(csr.indptr, csr.indices, x, share, out)
             turned = kernels.transpose_csr(csr.indptr, csr.indices, csr.num_cols)
-        results.append((sums, out, count, share, equal, *turned))
+            bounds = torch.tensor([0, 3, csr.num_cols])
+            cut = kernels.cut_columns(csr.indptr, csr.indices, bounds, True)
+        results.append((sums, out, count, share, equal, *turned, *cut))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -172,6 +174,18 @@ def test_transpose_equals_sorting(hub):
     csr = structure(hub=hub, seed=2)
     ours = kernels.transpose_csr(csr.indptr, csr.indices, csr.num_cols)
     theirs = transpose_csr(csr.indptr, csr.indices, csr.num_cols)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == other.dtype
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("positions", [True, False])
+@pytest.mark.parametrize("inner", [[], [0], [5, 5, 17], [1, 2, 3, 12]])
+def test_cut_columns_equals_sorting(inner, positions):
+    csr = structure(hub=9000, seed=4)
+    bounds = torch.tensor([0, *inner, csr.num_cols])
+    ours = kernels.cut_columns(csr.indptr, csr.indices, bounds, positions)
+    theirs = cut_columns(csr.indptr, csr.indices, bounds, positions)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.dtype == other.dtype
         assert torch.equal(mine, other)
@@ -207,6 +221,7 @@ def test_bad_structures_are_index_errors(indptr, indices):
         lambda: kernels.spmm_extreme(out, out.int(), indptr, indices, x, True, False),
         lambda: kernels.spmm_where_equal(indptr, indices, x, x, out),
         lambda: kernels.transpose_csr(indptr, indices, 3),
+        lambda: kernels.cut_columns(indptr, indices, torch.tensor([0, 3]), False),
     )
     for call in calls:
         with pytest.raises(IndexError):
@@ -245,6 +260,10 @@ def test_wrong_arguments_are_value_errors():
         lambda: kernels.spmm_where_equal(indptr, indices, x, x[:2], ones(1, 2)),
         lambda: kernels.spmm_where_equal(indptr, indices, x, x, ones(2, 2)),
         lambda: kernels.transpose_csr(indptr, indices, -1),
+        lambda: kernels.cut_columns(indptr, indices, torch.tensor([0]), False),
+        lambda: kernels.cut_columns(indptr, indices, torch.tensor([1, 2]), False),
+        lambda: kernels.cut_columns(indptr, indices, torch.tensor([0, 3, 2]), False),
+        lambda: kernels.cut_columns(indptr, indices, torch.tensor([0, 2]).int(), False),
         lambda: kernels.set_instruction_set("none"),
     )
     for call in calls:
@@ -264,6 +283,7 @@ def test_operators_are_registered_for_tracing():
         "spmm_share": (x, torch.ones(3, 2, dtype=torch.int32)),
         "spmm_where_equal": (indptr, indices, x, x, torch.ones(2, 2)),
         "transpose_csr": (indptr, indices, 3),
+        "cut_columns": (indptr, indices, torch.tensor([0, 1, 3]), True),
     }.items():
         torch.library.opcheck(getattr(kernels, name).default, args, test_utils=checks)
     count = torch.zeros(2, 2, dtype=torch.int32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BASE = {"errors", "arrays", "features", "graph", "edge_stream"}
+BASE = {"errors", "sizes", "arrays", "features", "graph", "edge_stream"}
 BASE |= {"partition", "edge_partition", "partition_entropy"}
 # From the bottom up; a module may import its own layer and those before it.
 LAYERS = [

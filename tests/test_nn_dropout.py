@@ -7,6 +7,7 @@ from gnn_dist.nn.attention import GATConv
 from gnn_dist.nn.dropout import Dropout, set_step
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.draws import DrawKey
+from gnn_dist.shard import structure as structure_module
 from gnn_dist.shard.structure import Structure, degree_with_loop
 
 IDS = torch.arange(200)
@@ -62,6 +63,18 @@ def test_draws_of_edges_tell_direction_and_copies_apart():
     other = CSR(torch.tensor([0, 1, 5]), torch.tensor([1, 1, 0, 0, 0], dtype=torch.int32), 2)
     moved = Structure(other, torch.tensor([70, 40]), structure.degree).edge_draw_ids(other)
     assert moved.tolist() == [ids[4], ids[0], ids[1], ids[2], ids[3]]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_degrees_are_counted_some_rows_at_a_time(weighted, monkeypatch):
+    # Row 1 is longer than what is looked at together; rows 0 and 3 are empty.
+    csr = CSR(torch.tensor([0, 0, 5, 7, 7, 8]), torch.tensor([0, 1, 1, 2, 5, 2, 3, 4]).int(), 6)
+    weight = torch.arange(1.0, 9.0, dtype=torch.float64) if weighted else None
+    expected = [1.0, 3.0 + 10.0, 6.0 + 7.0, 1.0, 8.0] if weighted else [1.0, 4.0, 2.0, 1.0, 1.0]
+    for most in (1, 2, 3, 100):
+        monkeypatch.setattr(structure_module, "ENTRIES_AT_ONCE", most)
+        assert degree_with_loop(csr, weight).tolist() == expected
+    assert weight is None or weight.tolist() == list(range(1, 9))
 
 
 def test_gcn_scale_of_degrees_that_have_no_root_is_zero():

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -56,6 +58,27 @@ def test_split_columns_puts_every_entry_on_one_side(at):
     assert torch.equal(both, dense(CASE, values))
     assert CASE.split_columns(at)[0].csr is low.csr  # computed once
     assert (low.csr is CASE) == (at == 3)  # nothing is copied where nothing is cut off
+
+
+def test_column_blocks_hold_every_entry_once():
+    values = torch.arange(1.0, 6.0)
+
+    def check(blocks, ends, *, positions):
+        assert [(begin, end) for begin, end, _ in blocks] == list(itertools.pairwise(ends))
+        assert sum(block.csr.nnz for _, _, block in blocks) == CASE.nnz
+        if positions:
+            whole = torch.cat([dense(block.csr, block.take(values)) for *_, block in blocks], 1)
+            assert torch.equal(whole, dense(CASE, values))
+
+    csr = CSR(CASE.indptr, CASE.indices, CASE.num_cols)
+    first = csr.column_blocks([2], positions=False)
+    check(first, [0, 2, 3], positions=False)
+    assert first[0][2].position is None
+    assert csr.column_blocks([2, 3], positions=False) is first
+    # Other bounds and positions come in addition, so that entries are held once.
+    check(csr.column_blocks([1], positions=False), [0, 1, 2, 3], positions=False)
+    check(csr.column_blocks([2], positions=True), [0, 1, 2, 3], positions=True)
+    assert csr.column_blocks([1, 2], positions=False)[0][2].position is not None
 
 
 def test_with_self_loops_has_each_loop_once_and_last():

@@ -18,12 +18,13 @@ from gnn_dist.arrays import csr_take
 from gnn_dist.edge_stream import EdgeStream, GraphOnDisk, stream_of
 from gnn_dist.errors import ConfigError, PartitionError, ShardFormatError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, graph_from_edges
-from gnn_dist.out_of_core import StreamOptions, make_plan, parse_size, partition_stream, plan
+from gnn_dist.out_of_core import StreamOptions, make_plan, partition_stream, plan
 from gnn_dist.out_of_core.progress import ProgressBars
 from gnn_dist.partition import Partition, measure_quality
 from gnn_dist.shard import writer
 from gnn_dist.shard.format import read_meta, remove_leftovers, write_partition
 from gnn_dist.shard.locks import locked
+from gnn_dist.sizes import parse_size
 
 QUIET = StreamOptions(quiet=True)
 

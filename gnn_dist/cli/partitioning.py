@@ -163,8 +163,8 @@ class PartitionCommand(PartitioningOptions):
         """Partition a stream of edges in little memory."""
         from gnn_dist.datasets.synthetic_streams import open_stream
         from gnn_dist.out_of_core import StreamOptions, partition_stream
-        from gnn_dist.out_of_core.plan import parse_size
         from gnn_dist.partitioners import STREAMING, make_pipeline
+        from gnn_dist.sizes import parse_size
 
         if self.method not in STREAMING:
             raise ConfigError(

@@ -11,22 +11,24 @@
 Without symmetry, halo gradients come first in the backward, so that they travel while the rest is
 computed. With it there is nothing to wait for before sending, and no transposed copy of the graph
 is kept. `A = [A_owned | A_halo]` are the columns of the shard's structure (or of the same with
-self-loops) times factors of the entries, sources and destinations. On a vertex-cut, where partial
-sums travel in place of rows, `clones.py` does the same.
+self-loops) times factors of the entries, sources and destinations. Where a policy has halo rows
+come in pieces, A_halo is cut into as many; what a backward needs of them is then fetched again. On
+a vertex-cut, where partial sums travel in place of rows, `clones.py` does the same.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gnn_dist.errors import ConfigError, GraphError
-from gnn_dist.halo.ahead import Ahead
 from gnn_dist.halo.block import Block
 from gnn_dist.halo.clones import CloneOperator, reduce_over_clones
-from gnn_dist.halo.exchange import LayerExchange, Pending, halo_exchange
+from gnn_dist.halo.exchange import Pending, halo_exchange
+from gnn_dist.halo.operator import Columns, Operator
+from gnn_dist.halo.pieces import each_piece, fetch_and_return, give_back
 from gnn_dist.ops.csr import CSR, SubCSR
 from gnn_dist.ops.sddmm import weight_gradient
 from gnn_dist.ops.spmm import Factors, spmm_extreme, spmm_share, spmm_sum, spmm_where_equal
@@ -94,13 +96,13 @@ def aggregate(
         out = reduce_over_clones(_flat(x), over, reduce=reduce, weight=weight, onto=base)
     else:
         symmetric = symmetric and (reduce in EXTREMES or structure.is_own_factors(weight))
-        operator = _Operator(csr, exchange, symmetric, scale, dst, block.ahead)
+        operator = Operator(csr, exchange, symmetric, scale, dst, block.ahead)
         out = _over_sources(_flat(x), operator, reduce=reduce, weight=weight, onto=base)
     return out if x.dim() == 2 else out.view(block.num_dst, *x.shape[1:])
 
 
 def _over_sources(
-    x: Tensor, operator: "_Operator", *, reduce: str, weight: Tensor | None, onto: Tensor | None
+    x: Tensor, operator: Operator, *, reduce: str, weight: Tensor | None, onto: Tensor | None
 ) -> Tensor:
     """Collective. Reduce rows (n, F) over in-edges that are all here."""
     exchange = operator.exchange
@@ -179,85 +181,52 @@ def _check_weight(weight: Tensor, x: Tensor, nnz: int) -> None:
         )
 
 
-class _Operator(NamedTuple):
-    """The linear map of an aggregation, without its differentiable weight.
-
-    Attributes:
-        csr: Destinations and all sources.
-        exchange: Brings sources beyond the destinations; None where they are here.
-        symmetric: Over all ranks, every edge has its reverse, as often and with equal weight.
-        src: (num_src,) factors of sources, or None.
-        dst: (num_dst,) factors of destinations, or None; where all ranks' are known, (num_src,).
-        ahead: Has posted the rows, and waits for their gradients; None: the sum does.
-    """
-
-    csr: CSR
-    exchange: LayerExchange | None
-    symmetric: bool
-    src: Tensor | None
-    dst: Tensor | None
-    ahead: Ahead | None = None
-
-    @property
-    def halves(self) -> tuple[SubCSR, SubCSR | None]:
-        """Columns that are here, and columns that arrive."""
-        if self.exchange is None:
-            return SubCSR(self.csr, None), None
-        return self.csr.split_columns(self.exchange.plan.num_owned)
-
-    @property
-    def own_dst(self) -> Tensor | None:
-        """(num_dst,) factors of destinations, or None."""
-        return None if self.dst is None else self.dst[: self.csr.num_rows]
-
-    @property
-    def src_halves(self) -> tuple[Tensor | None, Tensor | None]:
-        """`src`, split likewise."""
-        if self.src is None or self.exchange is None:
-            return self.src, None
-        num_owned = self.exchange.plan.num_owned
-        return self.src[:num_owned], self.src[num_owned:]
-
-
 class _Sum(torch.autograd.Function):
     """onto + weighted sum over all sources. Collective, forward and backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, onto: Tensor | None, operator: _Operator
+        ctx: Any, x: Tensor, weight: Tensor | None, onto: Tensor | None, operator: Operator
     ) -> Tensor:
-        here, halo = operator.halves
-        src_here, src_halo = operator.src_halves
+        halves, exchange = operator.halves(x, weight), operator.exchange
         pending: Pending | None = None
         if operator.ahead is not None:
             pending = operator.ahead.pending()
-        elif operator.exchange is not None:
-            pending = operator.exchange.forward.start(x)
+        elif exchange is not None:
+            pending = exchange.forward.start(x)
         if onto is not None:
             ctx.mark_dirty(onto)
-        factors = Factors(weight, here.position, src_here, operator.own_dst)
-        out = spmm_sum(here.csr, x, factors, out=onto)
-        rows = None
-        if pending is not None and halo is not None:
-            rows = pending.wait()
-            factors = Factors(weight, halo.position, src_halo, operator.own_dst)
-            spmm_sum(halo.csr, rows, factors, out=out)
-        ctx.operator = operator
+        factors = Factors(weight, halves.here.position, halves.src, operator.own_dst)
+        out = spmm_sum(halves.here.csr, x, factors, out=onto)
         # Source rows are needed again only where the weights have a gradient.
         keep = weight is not None and weight.requires_grad
-        ctx.save_for_backward(weight, x if keep else None, rows if keep else None)
+        rows = _Rows(keep and exchange is not None and not exchange.in_pieces)
+
+        def use(begin: int, end: int, values: Tensor) -> None:
+            rows.see(values)
+            for columns, part in halves.within(begin, end, values):
+                factors = Factors(weight, columns.half.position, columns.src, operator.own_dst)
+                spmm_sum(columns.half.csr, part, factors, out=out)
+
+        if pending is not None:
+            each_piece(pending, use)
+        ctx.operator = operator
+        ctx.save_for_backward(weight, x if keep else None, rows.kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, rows = ctx.saved_tensors
-        operator: _Operator = ctx.operator
+        operator: Operator = ctx.operator
         grad_x: Tensor | None = None
         finish = None
         if ctx.needs_input_grad[0]:
             adjoint = _mirrored if operator.symmetric else _reversed
             grad_x, finish = adjoint(operator, grad, weight)
+        in_pieces = operator.exchange is not None and operator.exchange.in_pieces
+        if in_pieces and finish is not None and grad_x is not None:
+            grad_x, finish = finish(grad_x), None  # before the buffer is used for source rows
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = _weight_gradient(operator, grad, weight, (x, rows))
@@ -269,14 +238,26 @@ class _Sum(torch.autograd.Function):
         return grad_x, grad_weight, grad if ctx.needs_input_grad[2] else None, None
 
 
+class _Rows:
+    """Halo rows that came in one piece and are kept, where that is wanted."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self.kept: Tensor | None = None
+
+    def see(self, rows: Tensor) -> None:
+        """Keep rows, or do not."""
+        if self._wanted:
+            self.kept = rows
+
+
 # What is known of a gradient before others' rows are here, and what adds these.
 Adjoint = tuple[Tensor, Callable[[Tensor], Tensor] | None]
 
 
-def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
+def _reversed(operator: Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
     """Collective. Apply the transpose: halo gradients travel back to their owners."""
-    here, halo = operator.halves
-    src_here, src_halo = operator.src_halves
+    halves = operator.halves(grad, weight)
 
     def transposed(half: SubCSR, src: Tensor | None) -> Tensor:
         turned = half.csr.transpose
@@ -285,22 +266,23 @@ def _reversed(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
             position = half.position.index_select(0, position)
         return spmm_sum(turned.csr, grad, Factors(weight, position, operator.own_dst, src))
 
+    def of_halo(begin: int, end: int) -> Tensor:
+        return halves.made(begin, end, grad, lambda c: transposed(c.half, c.src))
+
     exchange = operator.exchange
-    if exchange is None or halo is None:
-        return transposed(here, src_here), None
-    pending = exchange.reverse.start(transposed(halo, src_halo))
-    grad_x = transposed(here, src_here)
-    return grad_x, lambda grad_x: exchange.add_boundary(grad_x, pending.wait())
+    if exchange is None:
+        return transposed(halves.here, halves.src), None
+    add = give_back(exchange, of_halo, grad)
+    return transposed(halves.here, halves.src), add
 
 
-def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
+def _mirrored(operator: Operator, grad: Tensor, weight: Tensor | None) -> Adjoint:
     """Collective. Apply the same map to gradients: A = A', only the factors of ends change."""
-    here, halo = operator.halves
-    src_here, _ = operator.src_halves
+    halves = operator.halves(grad, weight)
     mirrored = None if operator.exchange is None else operator.exchange.mirrored
-    if mirrored is None or halo is None:
-        factors = Factors(weight, here.position, operator.own_dst, src_here)
-        return spmm_sum(here.csr, grad, factors), None
+    if mirrored is None:
+        factors = Factors(weight, halves.here.position, operator.own_dst, halves.src)
+        return spmm_sum(halves.here.csr, grad, factors), None
     dst_here, dst_halo = operator.own_dst, None
     if dst_here is not None and operator.dst is not None:
         if len(operator.dst) == operator.csr.num_cols:
@@ -311,29 +293,44 @@ def _mirrored(operator: _Operator, grad: Tensor, weight: Tensor | None) -> Adjoi
             grad = (grad * wide[:, None]).to(grad.dtype)
             dst_here = None
     pending = mirrored.start(grad)
-    grad_x = spmm_sum(here.csr, grad, Factors(weight, here.position, dst_here, src_here))
+    factors = Factors(weight, halves.here.position, dst_here, halves.src)
+    grad_x = spmm_sum(halves.here.csr, grad, factors)
 
     def finish(grad_x: Tensor) -> Tensor:
-        factors = Factors(weight, halo.position, dst_halo, src_here)
-        return spmm_sum(halo.csr, pending.wait(), factors, out=grad_x)
+        def use(begin: int, end: int, values: Tensor) -> None:
+            for columns, part in halves.within(begin, end, values):
+                dst = None if dst_halo is None else dst_halo[columns.begin : columns.end]
+                factors = Factors(weight, columns.half.position, dst, halves.src)
+                spmm_sum(columns.half.csr, part, factors, out=grad_x)
+
+        each_piece(pending, use)
+        return grad_x
 
     return grad_x, finish
 
 
 def _weight_gradient(
-    operator: _Operator, grad: Tensor, weight: Tensor, sources: tuple[Tensor, Tensor | None]
+    operator: Operator, grad: Tensor, weight: Tensor, sources: tuple[Tensor, Tensor | None]
 ) -> Tensor:
-    here, halo = operator.halves
+    """Return the weights' gradient. Collective where halo rows came in pieces."""
     x, rows = sources
+    halves, exchange = operator.halves(x, weight), operator.exchange
     if operator.own_dst is not None:
         grad = grad * operator.own_dst.to(grad.dtype)[:, None]
-    src_here, src_halo = operator.src_halves
-    mine = weight_gradient(here.csr, grad, x, like=weight, src=src_here)
-    if here.position is None or halo is None or rows is None:
-        return mine
-    out = torch.empty_like(weight)
-    out[here.position] = mine
-    out[halo.position] = weight_gradient(halo.csr, grad, rows, like=weight, src=src_halo)
+    mine = weight_gradient(halves.here.csr, grad, x, like=weight, src=halves.src)
+    out = mine if halves.here.position is None else torch.empty_like(weight)
+    if halves.here.position is not None:
+        out[halves.here.position] = mine
+
+    def use(begin: int, end: int, values: Tensor) -> None:
+        for columns, part in halves.within(begin, end, values):
+            csr, src = columns.half.csr, columns.src
+            out[columns.half.position] = weight_gradient(csr, grad, part, like=weight, src=src)
+
+    if rows is not None:
+        use(0, rows.size(0), rows)
+    elif exchange is not None and exchange.in_pieces:
+        each_piece(exchange.forward.start(x), use)
     return out
 
 
@@ -341,33 +338,46 @@ class _Extreme(torch.autograd.Function):
     """Maximum or minimum over all sources; equal sources share the gradient equally. Collective."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, operator: _Operator, reduce: str) -> Tensor:
-        here, halo = operator.halves
-        pending: Pending | None = None
-        if operator.exchange is not None:
-            pending = operator.exchange.forward.start(x)
-        out, count = spmm_extreme(here.csr, x, reduce)
-        rows = None
-        if pending is not None and halo is not None:
-            rows = pending.wait()
-            spmm_extreme(halo.csr, rows, reduce, onto=(out, count))
+    def forward(ctx: Any, x: Tensor, operator: Operator, reduce: str) -> Tensor:
+        halves, exchange = operator.halves(x, None), operator.exchange
+        pending: Pending | None = None if exchange is None else exchange.forward.start(x)
+        out, count = spmm_extreme(halves.here.csr, x, reduce)
+        rows = _Rows(exchange is not None and not exchange.in_pieces)
+
+        def use(begin: int, end: int, values: Tensor) -> None:
+            rows.see(values)
+            for columns, part in halves.within(begin, end, values):
+                spmm_extreme(columns.half.csr, part, reduce, onto=(out, count))
+
+        if pending is not None:
+            each_piece(pending, use)
         ctx.operator = operator
-        ctx.save_for_backward(x, rows, out, count)
+        ctx.save_for_backward(x, rows.kept, out, count)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, out, count = ctx.saved_tensors
-        operator: _Operator = ctx.operator
-        here, halo = operator.halves
+        operator: Operator = ctx.operator
+        halves, exchange = operator.halves(x, None), operator.exchange
         share = spmm_share(grad, count)
-        pending = None
-        if operator.exchange is not None and halo is not None:
-            turned = halo.csr.transpose.csr
-            pending = operator.exchange.reverse.start(spmm_where_equal(turned, out, share, rows))
-        turned = here.csr if operator.symmetric else here.csr.transpose.csr
+
+        def of_halo(begin: int, end: int, values: Tensor) -> Tensor:
+            def made(columns: Columns) -> Tensor:
+                part = values[columns.begin - begin : columns.end - begin]
+                return spmm_where_equal(columns.half.csr.transpose.csr, out, share, part)
+
+            return halves.made(begin, end, values, made)
+
+        add = None
+        if exchange is not None and rows is not None:
+            add = give_back(exchange, lambda begin, end: of_halo(begin, end, rows), x)
+        here = halves.here.csr
+        turned = here if operator.symmetric else here.transpose.csr
         grad_x = spmm_where_equal(turned, out, share, x)
-        if operator.exchange is not None and pending is not None:
-            grad_x = operator.exchange.add_boundary(grad_x, pending.wait())
+        if add is not None:
+            grad_x = add(grad_x)
+        elif exchange is not None:
+            grad_x = fetch_and_return(exchange, x, of_halo, grad_x)
         return grad_x, None, None

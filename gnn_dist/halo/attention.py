@@ -62,7 +62,7 @@ def gat_of_linear(
     Raises:
         GraphError: `x` has another number of rows.
         ConfigError: `x` does not hold floating-point numbers, or, on every rank, halo rows are for
-            sums alone.
+            sums alone or never all here.
         ValueError: Other shapes or dtypes do not fit.
     """
     if x.size(0) != block.num_rows_in:
@@ -71,7 +71,7 @@ def gat_of_linear(
     if exchange is not None and exchange.is_alone:
         exchange = None
     if exchange is not None:
-        exchange.check_any_use("attention")
+        exchange.check_all_rows("attention")
     csr = structure.csr.with_self_loops
     walk = Walk(csr, is_own_transpose(structure), negative_slope, dropout)
     x = computed(x)

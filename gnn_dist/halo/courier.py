@@ -91,10 +91,11 @@ class Courier:
             wire.data, wire.ptr, received.data, received.ptr, self.place.channel
         )
         self.meter.sent(self.place.lane, wire.nbytes, route.num_messages)
+        self.meter.hold(wire.data, received.data)
         if self.meter.trace is not None:
             handle.done()  # some transports look whether it is complete from the first question on
         like = rows.new_empty((0, *rows.shape[1:]))
-        return Parcel(self, route, handle, received, like, roll_call, posted_s)
+        return Parcel(self, route, handle, received, like, wire, roll_call, posted_s)
 
     def _call_roll(self, route: Route) -> Handle:
         """Collective. Start to send a byte wherever rows go: it arrives once they are sent."""
@@ -127,6 +128,7 @@ class Parcel:
         handle: The transport's.
         wire: What is received.
         like: No rows, of the width and dtype of those that were encoded.
+        sent: What is sent, until it has gone.
         roll_call: Complete once every sender has come to this exchange; None if nobody asks.
         posted_s: When it was posted, by `time.perf_counter`.
     """
@@ -136,6 +138,7 @@ class Parcel:
     handle: Handle
     wire: Wire
     like: Tensor
+    sent: Wire | None
     roll_call: Handle | None
     posted_s: float
 
@@ -151,7 +154,11 @@ class Parcel:
             track = f"layer {place.layer} {place.direction}"
             end_s = self.handle.completed_s or self.posted_s  # with itself alone, at once
             meter.trace.add("exchange", self.posted_s, end_s, track)
-        return self.courier.codec.decode(self.wire, self.like)
+        self.sent = None
+        rows = self.courier.codec.decode(self.wire, self.like)
+        if rows is not self.wire.data:
+            meter.hold(rows)
+        return rows
 
     def done(self) -> bool:
         """Return whether `wait` would not block."""

@@ -6,15 +6,16 @@ What a policy changes, it changes inside an exchange: layers and `aggregate` nev
 
     Selector    which rows of the route travel in this step     select.py
     Courier     encodes, sends, receives and decodes them       courier.py, codec.py
-    Exchange    when they are waited for, what is kept          here
+    Exchange    when they are waited for, what is kept          schedules.py
 
     blocking    start ........ wait | owned sources | halo sources
     overlap     start | owned sources | wait ...... | halo sources
     others      start | owned sources | wait for older rows, if for any | halo sources   stale.py
+    remat       start | owned sources | wait | use | wait | use | ...      remat.py, pieces.py
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -28,14 +29,14 @@ from gnn_dist.comm.transport import Transport
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.codec import make_codec
-from gnn_dist.halo.courier import Courier, Parcel, Place
+from gnn_dist.halo.courier import Courier, Place
 from gnn_dist.halo.pending import Exchange, Pending
-from gnn_dist.halo.policy import Blocking, Delayed, HaloPolicy, Local, Overlap, Pipelined, Ssp, Term
+from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.halo.relay import RelayPlan, plan_relay
 from gnn_dist.halo.relayed import RelayedBack, RelayedThere
 from gnn_dist.halo.route import Route, back, there
-from gnn_dist.halo.select import Selector, make_selector
-from gnn_dist.halo.stale import HeldExchange, LocalExchange, Timing
+from gnn_dist.halo.schedules import SCHEDULES
+from gnn_dist.halo.select import make_selector
 from gnn_dist.ops.rows import scatter_add_rows
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.plan import HaloPlan
@@ -105,6 +106,7 @@ class LayerExchange:
         boundary_index: int64 (s,), owned rows that boundary rows belong to; None: `plan`'s own.
         clones: On a vertex-cut, what travels in place of halo rows.
         holds: Whether rows are kept for later steps: those returned must not be changed in place.
+        in_pieces: Why not all halo rows can be here at once; "" if they can.
     """
 
     plan: HaloPlan
@@ -115,6 +117,7 @@ class LayerExchange:
     boundary_index: Tensor | None = None
     clones: CloneExchange | None = None
     holds: bool = False
+    in_pieces: str = ""
 
     @property
     def directions(self) -> dict[str, Exchange]:
@@ -139,87 +142,12 @@ class LayerExchange:
         if self.sums_only:
             raise ConfigError(f"{what} does not sum halo rows, but {self.sums_only}")
 
+    def check_all_rows(self, what: str) -> None:
+        """Raise ConfigError if halo rows may not be kept together, naming what would do so."""
+        self.check_any_use(what)
+        if self.in_pieces:
+            raise ConfigError(f"{what} needs all halo rows at once, but {self.in_pieces}")
 
-@dataclass
-class _Selected:
-    """Rows of a part of the route, put where they belong."""
-
-    parcel: Parcel
-    scale: float
-
-    def wait(self) -> Tensor:
-        rows = self.parcel.wait()
-        if self.scale != 1.0:
-            rows = rows.mul_(self.scale)
-        return self.parcel.route.spread(rows)
-
-
-@dataclass
-class _Arrived:
-    rows: Tensor
-
-    def wait(self) -> Tensor:
-        return self.rows
-
-
-class _Waited:
-    """What exchanges share of which no row outlives its step."""
-
-    def drain(self) -> None:
-        """Do nothing: whoever starts such an exchange waits for it."""
-
-
-@dataclass(frozen=True)
-class OverlappedExchange(_Waited):
-    """Waits when the rows are asked for; work done in between hides the transfer."""
-
-    courier: Courier
-    selector: Selector
-
-    def start(self, rows: Tensor) -> Pending:
-        """Collective. Post receives, then sends."""
-        return _Selected(self.courier.post(rows, self.selector.now()), self.selector.scale)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the codec's state: no row outlives its exchange."""
-        return self.courier.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the codec's state."""
-        self.courier.load_state_dict(state)
-
-
-@dataclass(frozen=True)
-class BlockingExchange(_Waited):
-    """Waits at once; the reference for every other policy."""
-
-    courier: Courier
-    selector: Selector
-
-    def start(self, rows: Tensor) -> Pending:
-        """Collective. Exchange and wait."""
-        return _Arrived(OverlappedExchange(self.courier, self.selector).start(rows).wait())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the codec's state: no row outlives its exchange."""
-        return self.courier.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the codec's state."""
-        self.courier.load_state_dict(state)
-
-
-def _held(courier: Courier, selector: Selector, term: Any) -> Exchange:
-    return HeldExchange(courier, selector, Timing.of(term))
-
-
-# How each schedule is made of a courier, what selects its rows, and its term.
-SCHEDULES: dict[type[Term], Callable[[Courier, Selector, Term], Exchange]] = {
-    Blocking: lambda courier, selector, _: BlockingExchange(courier, selector),
-    Overlap: lambda courier, selector, _: OverlappedExchange(courier, selector),
-    Local: lambda courier, *_: LocalExchange(courier),
-    **dict.fromkeys((Delayed, Pipelined, Ssp), _held),
-}
 
 CLONES_ADD = (
     "on a vertex-cut partition the in-edges of a node lie on several ranks, which can only add up: "
@@ -241,8 +169,8 @@ class ExchangeMaker:
     Collective where the policy relays.
 
     Raises:
-        ConfigError: There is no such policy, it relays on a vertex-cut, or it holds rows from step
-            to step and has no clock.
+        ConfigError: There is no such policy, it relays or bounds memory on a vertex-cut, or it
+            holds rows from step to step and has no clock.
     """
 
     def __init__(
@@ -263,6 +191,11 @@ class ExchangeMaker:
         self._made: list[LayerExchange] = []
         self._there, self._back = there(plan, transport.rank), back(plan, transport.rank)
         self._relay: RelayPlan | None = None
+        if self.policy.in_pieces and plan.clones:
+            raise ConfigError(
+                f"{self.policy} bounds the memory of halo rows, but on a vertex-cut partition "
+                "partial sums travel in their place: use an edge-cut, such as --method metis"
+            )
         if self.policy.path is not None and plan.clones:
             raise ConfigError(
                 f"{self.policy} sends one row for all readers on a machine, but on a vertex-cut "
@@ -360,6 +293,7 @@ class ExchangeMaker:
             sums_only=policy.sums_only if clones is None else CLONES_ADD,
             clones=clones,
             holds=policy.holds,
+            in_pieces=policy.in_pieces,
         )
         self._made.append(made)
         return made
@@ -402,9 +336,9 @@ def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:
     that could start before the rows are here, use `aggregate`.
 
     Raises:
-        ConfigError: On every rank: the policy's halo rows are for sums alone.
+        ConfigError: On every rank: the policy's halo rows are for sums alone, or never all here.
     """
-    exchange.check_any_use("a layer that reads the rows of its sources")
+    exchange.check_all_rows("a layer that reads the rows of its sources")
     return _HaloRows.apply(x, exchange)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -27,13 +27,18 @@ from gnn_dist.shard.structure import Structure, degree_with_loop
 __all__ = ["build_plan", "exchange_rows", "induced_shard", "load_shard", "take_features"]
 
 
-def load_shard(folder: str | Path, world: World, *, verify: bool = True) -> Shard:
+def load_shard(
+    folder: str | Path, world: World, *, verify: bool = True, spill: str | Path | None = None
+) -> Shard:
     """Collective. Load this rank's parts and build the plan of their halo exchange.
 
     Args:
         folder: The partition folder. A rank reads `meta.json` and its own parts only.
         world: The ranks; at most as many as parts.
         verify: Compare every file with its SHA-256.
+        spill: A folder on a local disk. Columns of the structure then stay in files (joined, where
+            a rank has several parts, in a nameless one there), and the system may drop them from
+            memory: for graphs whose columns are used once, to cut them into what a policy needs.
 
     Returns:
         The shard, on the device that the transport takes rows from.
@@ -45,13 +50,14 @@ def load_shard(folder: str | Path, world: World, *, verify: bool = True) -> Shar
     with world.everywhere(f"loading {folder}"):
         meta = read_meta(folder)
         parts = meta.book.parts_of_rank(world.rank, world.world_size)
-        arrays = read_parts(folder, parts, verify=verify)
+        to = None if spill is None else Path(spill)
+        arrays = read_parts(folder, parts, verify=verify, spill=to)
     _check_same_folder(arrays, world)
-    return shard_from_arrays(arrays, world.transport)
+    return shard_from_arrays(arrays, world.transport, mapped=spill is not None)
 
 
-def shard_from_arrays(arrays: ShardArrays, transport: Transport) -> Shard:
-    """Collective. Make a shard of arrays read from disk."""
+def shard_from_arrays(arrays: ShardArrays, transport: Transport, *, mapped: bool = False) -> Shard:
+    """Collective. Make a shard of arrays read from disk; columns may stay mapped from there."""
     device = transport.device
     num_owned = len(arrays.node_id)
     owned = torch.arange(arrays.owned_start, arrays.owned_start + num_owned, device=device)
@@ -60,7 +66,8 @@ def shard_from_arrays(arrays: ShardArrays, transport: Transport) -> Shard:
     plan = build_plan(owned, halo, node_id, arrays.meta.book, transport)
     # One rank has all clones of a node, which are one node then.
     plan = replace(plan, clones=arrays.meta.cut == "vertex" and transport.world_size > 1)
-    indptr, indices = _tensor(arrays.indptr, device), _tensor(arrays.indices, device)
+    indptr = _tensor(arrays.indptr, device)
+    indices = _tensor(arrays.indices, device, mapped=mapped)
     csr = CSR(indptr, indices, num_owned + len(halo))
     edge = {name: _tensor(values, device) for name, values in arrays.edge.items()}
     weight = edge.pop("edge_weight", None)
@@ -217,7 +224,11 @@ def take_features(features: Tensor | SparseRows, rows: Tensor) -> Tensor | Spars
     return SparseRows(kept.csr, kept.take(features.values))
 
 
-def _tensor(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor; what is mapped from a file is copied into memory."""
+def _tensor(values: NDArray[Any], device: torch.device, *, mapped: bool = False) -> Tensor:
+    """Return an array as a tensor; what is mapped from a file is copied, unless it is to stay."""
+    if mapped and isinstance(values, np.memmap) and not values.flags.writeable:
+        # PyTorch takes writable memory only. What is written to this one stays in memory.
+        path = str(values.filename)
+        values = np.memmap(path, values.dtype, "c", values.offset, values.shape)
     own = values if values.flags.writeable else np.array(values)
     return torch.from_numpy(own).to(device)

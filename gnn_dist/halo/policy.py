@@ -20,8 +20,10 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from gnn_dist.errors import ConfigError, nearest
+from gnn_dist.halo.codec_terms import Adaptive, Bfloat16, Float16, HalfRows, Quantized
 from gnn_dist.halo.stale_terms import Delayed, Held, Local, Pipelined, Ssp
 from gnn_dist.halo.term import Stage, Term
+from gnn_dist.sizes import parse_size, size_text
 
 __all__ = [
     "TERMS",
@@ -36,6 +38,7 @@ __all__ = [
     "Pipelined",
     "Quantized",
     "Relay",
+    "Remat",
     "Sampled",
     "Ssp",
     "Term",
@@ -58,6 +61,28 @@ class Overlap(Term):
     name = "overlap"
     stage = "schedule"
     exact = True
+
+
+@dataclass(frozen=True)
+class Remat(Term):
+    """Rows are fetched in chunks, used and freed, and fetched again where a backward needs them.
+
+    Source: "Sequential Aggregation and Rematerialization: Distributed Full-batch Training of Graph
+    Neural Networks on Large Graphs" (Mostafa), arXiv 2111.06483.
+
+    Attributes:
+        buffer: Bytes of the halo rows and of the messages that a rank holds at one time.
+    """
+
+    name = "remat"
+    stage = "schedule"
+    exact = True
+    without = {  # noqa: RUF012 - never changed
+        "select": "its chunks are ranges of the whole halo",
+        "path": "a relay would hold the rows of a whole machine",
+    }
+
+    buffer: int = field(default=256 << 20, metadata={"read": parse_size, "write": size_text})
 
 
 @dataclass(frozen=True)
@@ -86,123 +111,6 @@ class Sampled(Term):
 
 
 @dataclass(frozen=True)
-class HalfRows(Term):
-    """Rows travel in 16 bits an element; what is computed of them is not."""
-
-    stage = "encode"
-
-    def row_bytes(self, num_cols: int, itemsize: int, *, gradients: bool) -> int:
-        """Return the bytes of a row of floating-point numbers on the wire."""
-        del gradients
-        return num_cols * min(itemsize, 2)
-
-
-@dataclass(frozen=True)
-class Bfloat16(HalfRows):
-    """Rows travel in bfloat16: the range of float32, 8 bits of precision."""
-
-    name = "bf16"
-
-
-@dataclass(frozen=True)
-class Float16(HalfRows):
-    """Rows travel in float16: 11 bits of precision, numbers up to 65504."""
-
-    name = "fp16"
-
-
-def _read_flag(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError(f"true or false, got {text!r}")
-    return text == "true"
-
-
-def _packed_bytes(num_cols: int, bits: int) -> int:
-    """Return the bytes of a quantised row, with 4 of parameters."""
-    return 4 + (num_cols * bits + 7) // 8
-
-
-@dataclass(frozen=True)
-class Quantized(Term):
-    """Rows travel in few bits an element, rounded at random so that they are right on average.
-
-    Source: "AdaQP: Adaptive Message Quantization and Parallelization for Distributed Full-graph
-    GNN Training", arXiv 2306.01381; feedback: "1-Bit Stochastic Gradient Descent" (Seide et al.,
-    Interspeech 2014).
-
-    Attributes:
-        bits: 8, 4, 2 or 1 for an element of values.
-        grad_bits: The same for gradients; None for `bits`, or 4 where that is less: coarser
-            gradients cost more steps than their bytes save.
-        feedback: Whether what rounding leaves out of a row is added to the row of the next step.
-    """
-
-    name = "quantized"
-    stage = "encode"
-
-    bits: int = 8
-    grad_bits: int | None = field(default=None, metadata={"read": int})
-    feedback: bool = field(default=False, metadata={"read": _read_flag})
-
-    def check(self) -> None:
-        """Raise ConfigError if a number of bits is none of 1, 2, 4 and 8."""
-        for name, bits in (("bits", self.bits), ("grad_bits", self.grad_bits)):
-            if bits not in (1, 2, 4, 8, None):
-                raise ConfigError(f"quantized: {name} must be 1, 2, 4 or 8, got {bits}")
-
-    def bits_of(self, *, gradients: bool) -> int:
-        """Return the bits of an element of values or of gradients."""
-        if not gradients:
-            return self.bits
-        return max(self.bits, 4) if self.grad_bits is None else self.grad_bits
-
-    @property
-    def needs_all_rows(self) -> str:
-        """Why every row must travel in every step; "" if none must."""
-        if not self.feedback:
-            return ""
-        return "feedback adds what a row has lost to the same row of the next step"
-
-    def row_bytes(self, num_cols: int, itemsize: int, *, gradients: bool) -> int:
-        """Return the bytes of a row of floating-point numbers on the wire."""
-        packed = _packed_bytes(num_cols, self.bits_of(gradients=gradients))
-        return min(packed, num_cols * itemsize)
-
-
-@dataclass(frozen=True)
-class Adaptive(Term):
-    """Rows travel in 2, 4 or 8 bits an element: more where more would be lost, within a budget.
-
-    Source: "AdaQP: Adaptive Message Quantization and Parallelization for Distributed Full-graph
-    GNN Training", arXiv 2306.01381.
-
-    Attributes:
-        budget: Bytes on the wire, as a share of those in float32.
-        every: Steps between two measurements of what would be lost.
-    """
-
-    name = "adaptive"
-    stage = "encode"
-    agrees = True
-
-    budget: float = 0.15
-    every: int = 10
-
-    def check(self) -> None:
-        """Raise ConfigError if the budget is no share, or there is no step in between."""
-        if not 0.0 < self.budget <= 1.0:
-            raise ConfigError(f"adaptive: budget must lie in (0, 1], got {self.budget}")
-        if self.every < 1:
-            raise ConfigError(f"adaptive: every must be 1 or more, got {self.every}")
-
-    def row_bytes(self, num_cols: int, itemsize: int, *, gradients: bool) -> int:
-        """Return the bytes that a row has at most, on average over the rows of a rank."""
-        del gradients
-        budget = max(int(self.budget * 4 * num_cols), _packed_bytes(num_cols, 2))
-        return min(budget, num_cols * itemsize)
-
-
-@dataclass(frozen=True)
 class Relay(Term):
     """A row crosses the network once for each machine; there a rank hands it on to its readers.
 
@@ -226,7 +134,7 @@ class Relay(Term):
 TERMS: dict[str, type[Term]] = {
     term.name: term
     for term in (
-        *(Blocking, Overlap, Local, Delayed, Pipelined, Ssp),
+        *(Blocking, Overlap, Remat, Local, Delayed, Pipelined, Ssp),
         *(Sampled, Bfloat16, Float16, Quantized, Adaptive, Relay),
     )
 }
@@ -265,14 +173,24 @@ class HaloPolicy:
             )
         why = "" if self.encode is None else self.encode.needs_all_rows
         in_parts = (isinstance(self.schedule, Delayed) and self.schedule.bins > 1) or isinstance(
-            self.schedule, Ssp
+            self.schedule, Ssp | Remat
         )
         partial = self.select or (self.schedule if in_parts else None)
         if why and partial is not None:
             raise ConfigError(
-                f"{self.encode} needs every row to travel in every step ({why}), but "
+                f"{self.encode} needs every row to travel in every exchange ({why}), but "
                 f"{partial} leaves rows out: drop one of the two"
             )
+        if self.encode is not None and self.encode.agrees and isinstance(self.schedule, Remat):
+            raise ConfigError(
+                f"{self.encode.name} agrees on widths in exchanges that all ranks take part in, "
+                "but remat has rounds that some leave out: drop one of the two"
+            )
+        for term in self._terms:
+            for other in self._terms:
+                reason = term.without.get(other.stage)
+                if reason:
+                    raise ConfigError(f"{term.name} does not go with {other.name}: {reason}")
 
     @classmethod
     def parse(cls, text: str) -> "HaloPolicy":
@@ -334,6 +252,18 @@ class HaloPolicy:
         return self.encode.row_bytes(num_cols, itemsize, gradients=gradients)
 
     @property
+    def in_pieces(self) -> str:
+        """Why a layer that needs all halo rows at once cannot run under this policy; "" if not."""
+        if isinstance(self.schedule, Remat):
+            return f"under {self.schedule} no more than {size_text(self.schedule.buffer)} are here"
+        return ""
+
+    @property
+    def for_evaluation(self) -> "HaloPolicy":
+        """An exact policy: this one's schedule, where that is exact, and nothing else."""
+        return HaloPolicy(schedule=self.schedule) if self.schedule.exact else HaloPolicy()
+
+    @property
     def _terms(self) -> list[Term]:
         terms = (self.schedule, self.select, self.encode, self.path)
         return [term for term in terms if term is not None]
@@ -373,6 +303,8 @@ def _parse_value(name: str, known: "Field[Any]", value: str) -> Any:
     read: Callable[[str], Any] = known.metadata.get("read", known.type)
     try:
         return read(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {known.name}: {error}") from error
     except ValueError as error:
         kind = getattr(known.type, "__name__", known.type)
         raise ConfigError(f"{name}: {known.name} must be of type {kind}, got {value!r}") from error

@@ -19,6 +19,7 @@ class Term:
         holds: Whether rows that do not arrive in a step keep what they were before.
         agrees: Whether ranks agree on something while they encode: all of them must post every
             exchange, also one without rows.
+        without: Stages whose terms it cannot go with, and why.
     """
 
     name: ClassVar[str]
@@ -26,6 +27,7 @@ class Term:
     exact: ClassVar[bool] = False
     holds: ClassVar[bool] = False
     agrees: ClassVar[bool] = False
+    without: ClassVar[dict[Stage, str]] = {}
 
     def check(self) -> None:
         """Raise ConfigError for options that cannot work."""
@@ -42,7 +44,7 @@ class Term:
 
     def __str__(self) -> str:
         changed = [
-            f"{f.name}={_text(getattr(self, f.name))}"
+            f"{f.name}={f.metadata.get('write', _text)(getattr(self, f.name))}"
             for f in fields(self)
             if getattr(self, f.name) != f.default
         ]

@@ -73,7 +73,8 @@ def parallelize(
 
     Raises:
         ConfigError: The model has a layer that would not be exact, named with the reason, or there
-            is no such policy, or one that is for sums alone, or the shard is of a vertex-cut.
+            is no such policy, or one that is for sums alone or bounds halo memory, or the shard is
+            of a vertex-cut.
 
     Example:
         The README has a training loop; `tests/test_docs_examples.py` runs it.
@@ -95,6 +96,11 @@ def parallelize(
         raise ConfigError(
             f"layers of PyTorch Geometric may do more than sum halo rows, but {policy.sums_only}: "
             "use gnn_dist's layers with it"
+        )
+    if policy.in_pieces:
+        raise ConfigError(
+            f"layers of PyTorch Geometric take all halo rows at once, but {policy.in_pieces}: use "
+            "gnn_dist's layers with it"
         )
     broadcast_state(model, world.transport)
     return Parallelized(model, shard, world, policy=policy, seed=seed)

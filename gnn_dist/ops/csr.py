@@ -1,6 +1,7 @@
 """A sparse structure in CSR on the device, and what is derived from it, computed once."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from gnn_dist.ops.native import kernels
 from gnn_dist.ops.reference.spmm import row_index
-from gnn_dist.ops.reference.structure import transpose_csr
+from gnn_dist.ops.reference.structure import cut_columns, transpose_csr
 
 __all__ = ["CSR", "SubCSR"]
 
@@ -31,6 +32,21 @@ class SubCSR(NamedTuple):
     def take(self, values: Tensor) -> Tensor:
         """Return values of the original's entries (nnz, ...) in the order of this structure's."""
         return values if self.position is None else values.index_select(0, self.position)
+
+
+@dataclass
+class _Blocks:
+    """The column blocks made so far.
+
+    Attributes:
+        bounds: Where they are cut.
+        positions: Whether they say where their entries are in the whole.
+        blocks: First column, end and entries of each.
+    """
+
+    bounds: set[int] = field(default_factory=set)
+    positions: bool = False
+    blocks: list[tuple[int, int, SubCSR]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,25 +143,68 @@ class CSR:
     def _narrow(self, position: Tensor) -> Tensor:
         return position.int() if self.nnz < INT32_LIMIT else position
 
-    @cached_property
-    def _splits(self) -> dict[int, tuple[SubCSR, SubCSR]]:
-        return {}
-
     def split_columns(self, at: int) -> tuple[SubCSR, SubCSR]:
         """Split by column: entries below `at`, and the others with columns counted from `at`."""
         if at == self.num_cols:
             nothing = CSR(torch.zeros_like(self.indptr), self.indices[:0], 0)
             return SubCSR(self, None), SubCSR(nothing, self.indices[:0])
         if at not in self._splits:
-            left = self.indices < at
-            low, high = self.select(left), self.select(~left)
-            self._splits[at] = (
-                SubCSR(CSR(low.csr.indptr, low.csr.indices, at), low.position),
-                SubCSR(
-                    CSR(high.csr.indptr, high.csr.indices - at, self.num_cols - at), high.position
-                ),
-            )
+            low, high = self._cut((0, at, self.num_cols), positions=True)
+            self._splits[at] = low, high
         return self._splits[at]
+
+    @cached_property
+    def _splits(self) -> dict[int, tuple[SubCSR, SubCSR]]:
+        return {}
+
+    def column_blocks(
+        self, bounds: Sequence[int], *, positions: bool
+    ) -> list[tuple[int, int, SubCSR]]:
+        """Return ranges of columns, each a structure of its own.
+
+        They are made once, and again when other bounds are asked for or positions for the first
+        time: then they are cut at all bounds so far, so that the entries are held once.
+
+        Args:
+            bounds: Columns to cut at, ascending, besides both ends.
+            positions: Whether the blocks say where their entries are.
+
+        Returns:
+            First column, end and entries (columns counted from the first) of each range.
+        """
+        made = self._blocks
+        wanted = {0, *bounds, self.num_cols}
+        if not wanted <= made.bounds or (positions and not made.positions):
+            made.bounds |= wanted
+            made.positions |= positions
+            made.blocks = []  # free them before others are made
+            ends = sorted(made.bounds)
+            cut = self._cut(tuple(ends), positions=made.positions)
+            made.blocks = list(zip(ends, ends[1:], cut, strict=False))
+        return made.blocks
+
+    @cached_property
+    def _blocks(self) -> "_Blocks":
+        return _Blocks()
+
+    def _cut(self, bounds: tuple[int, ...], *, positions: bool) -> list[SubCSR]:
+        """Return the entries of each range of columns, counted from where it begins."""
+        cut = kernels.cut_columns if self.nnz < INT32_LIMIT or not positions else cut_columns
+        ends = torch.tensor(bounds, device=self.device)
+        indptrs, indices, position = cut(self.indptr, self.indices, ends, positions)
+        sizes = indptrs[:, -1].tolist()
+        places = torch.split(position, sizes) if positions else [None] * len(sizes)
+        # There are as many offsets as rows in every range.
+        narrow = len(sizes) > 2 and self.nnz < INT32_LIMIT
+        make = _NarrowCSR if narrow else CSR
+        if narrow:
+            indptrs = indptrs.int()
+        return [
+            SubCSR(make(indptr, columns, end - begin), place)
+            for indptr, columns, place, begin, end in zip(
+                indptrs, torch.split(indices, sizes), places, bounds, bounds[1:], strict=False
+            )
+        ]
 
     @property
     def with_self_loops(self) -> "CSR":
@@ -181,3 +240,22 @@ class CSR:
         loops = torch.arange(num_looped, device=self.device, dtype=indices.dtype)
         indices[indptr[1 : num_looped + 1] - 1] = loops
         return SubCSR(CSR(indptr, indices, self.num_cols), position)
+
+
+class _NarrowCSR(CSR):
+    """A structure that keeps its offsets in 32 bits, and widens them at each use."""
+
+    def __init__(self, narrow: Tensor, indices: Tensor, num_cols: int) -> None:
+        for name, value in (("narrow", narrow), ("indices", indices), ("num_cols", num_cols)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def indptr(self) -> Tensor:
+        """int64 (R + 1,), made anew."""
+        narrow: Tensor = self.__dict__["narrow"]
+        return narrow.long()
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return int(self.__dict__["narrow"].numel()) - 1

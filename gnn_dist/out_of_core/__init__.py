@@ -2,6 +2,6 @@
 
 from gnn_dist.out_of_core.external_sort import external_sort
 from gnn_dist.out_of_core.pipeline import StreamOptions, partition_stream
-from gnn_dist.out_of_core.plan import Plan, make_plan, parse_size
+from gnn_dist.out_of_core.plan import Plan, make_plan
 
-__all__ = ["Plan", "StreamOptions", "external_sort", "make_plan", "parse_size", "partition_stream"]
+__all__ = ["Plan", "StreamOptions", "external_sort", "make_plan", "partition_stream"]

@@ -1,6 +1,5 @@
 """What partitioning a stream will take: memory, disk and time, before any of it is used."""
 
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.out_of_core.external_sort import SORT_BYTES
 from gnn_dist.shard.writer import MARK_BYTES
 
-__all__ = ["Plan", "make_plan", "parse_size"]
+__all__ = ["Plan", "make_plan"]
 
 MIB = 1 << 20
 # The interpreter with PyTorch and the kernels, and blocks of edges on their way to the parts.
@@ -98,23 +97,6 @@ def make_plan(
         parts,
         3 * num_edges / EDGES_PER_S + 2 * (work_bytes + parts) / DISK_BYTES_PER_S,
     )
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes that a size such as `8G`, `1.5 GiB` or `300M` means (powers of 1024).
-
-    Raises:
-        ConfigError: It is no positive size.
-
-    Example:
-        >>> parse_size("1.5G")
-        1610612736
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    size = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ")) if found else 0
-    if size < 1:
-        raise ConfigError(f"a size must be a number with K, M, G or T behind it, got {text!r}")
-    return size
 
 
 def _node_bytes(stream: EdgeStream) -> int:

@@ -1,12 +1,13 @@
-"""Seconds by phase, and what halo exchanges sent and waited for, of one rank since a reset."""
+"""Seconds by phase, what exchanges sent, waited for and held, of one rank since a reset."""
 
 import math
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import Protocol, SupportsFloat
 
 from gnn_dist.profile.trace import Trace
 
@@ -38,6 +39,14 @@ class HaloCount:
     late_s: float = 0.0
 
 
+class Buffer(Protocol):
+    """Memory that says how large it is, such as a tensor."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+
+
 class Meter:
     """Counts for one rank. Not shared between threads.
 
@@ -49,6 +58,7 @@ class Meter:
         trace: Records what happens when, if it is not None; to be set before a step.
         change: By direction, layer and use in the step, how much the rows that a stale exchange
             has renewed are others than before: the norm of the change over the norm.
+        peak_held_bytes: The most memory of messages and received rows at one time.
 
     Example:
         >>> meter = Meter()
@@ -64,6 +74,7 @@ class Meter:
         self.separates_skew = False
         self.trace: Trace | None = None
         self.change: dict[tuple[str, int, int], SupportsFloat] = {}
+        self.peak_held_bytes = self._held_bytes = 0
 
     @property
     def halo_bytes(self) -> int:
@@ -131,6 +142,17 @@ class Meter:
         self._seconds.clear()
         self.halo.clear()
         self.change.clear()
+        self.peak_held_bytes = self._held_bytes
+
+    def hold(self, *buffers: Buffer) -> None:
+        """Count buffers as held for as long as they exist."""
+        for buffer in buffers:
+            self._held_bytes += buffer.nbytes
+            weakref.finalize(buffer, self._let_go, buffer.nbytes).atexit = False
+        self.peak_held_bytes = max(self.peak_held_bytes, self._held_bytes)
+
+    def _let_go(self, size: int) -> None:
+        self._held_bytes -= size
 
 
 def peak_rss_bytes() -> int:

@@ -1,6 +1,7 @@
 """Reading parts of a partition folder and joining several into one shard's arrays."""
 
 import hashlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ __all__ = ["ShardArrays", "read_array", "read_parts"]
 Array = NDArray[Any]
 
 OWNED_NAMES = ("y", *MASK_NAMES)
+ENTRIES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +55,17 @@ class ShardArrays:
     edge: dict[str, Array]
 
 
-def read_parts(folder: str | Path, parts: range, *, verify: bool = True) -> ShardArrays:
+def read_parts(
+    folder: str | Path, parts: range, *, verify: bool = True, spill: Path | None = None
+) -> ShardArrays:
     """Read consecutive parts of a partition folder as one shard. Knows no other rank.
 
     Args:
         folder: The partition folder.
         parts: Which parts, consecutive and at least one.
         verify: Compare every file with its SHA-256; otherwise only dtypes and shapes are compared.
+        spill: A folder for a nameless file with the columns of several parts, which then are mapped
+            and not in memory. Those of one part are always mapped.
 
     Raises:
         ShardFormatError: A file is missing, truncated or damaged; the message names it.
@@ -73,7 +79,8 @@ def read_parts(folder: str | Path, parts: range, *, verify: bool = True) -> Shar
     loaded = [_read_part(folder, meta, part, verify) for part in parts]
     start, stop = meta.node_ptr[parts.start], meta.node_ptr[parts.stop]
     joined = {name: _join([arrays.get(name) for arrays in loaded]) for name in loaded[0]}
-    joint = _join_structures(folder, loaded, meta, parts, joined.get("edge_id"))
+    edge_ids = joined.get("edge_id")
+    joint = _join_structures(folder, loaded, meta, parts, edge_ids, spill)
     edge = {name: joined[name] for name in EDGE_NAMES if name in joined}
     if joint.order is not None:
         edge = {name: values[joint.order] for name, values in edge.items()}
@@ -191,6 +198,7 @@ def _join_structures(
     meta: Meta,
     parts: range,
     edge_id: Array | None,
+    spill: Path | None,
 ) -> _JointStructure:
     if len(loaded) == 1:
         only = loaded[0]
@@ -201,7 +209,7 @@ def _join_structures(
         _check_structure(rows, meta, str(folder / part_name(part)))
     tables, halo = _join_ids(loaded, meta, parts)
     indptr = _join_indptr([arrays["indptr"] for arrays in loaded])
-    indices = np.concatenate([t[a["indices"]] for t, a in zip(tables, loaded, strict=True)])
+    indices = _join_columns([a["indices"] for a in loaded], tables, spill)
     if meta.cut == "edge":
         return _JointStructure(indptr, indices, halo, None)
     # A node has a row in every part where it has a clone. Copies of an edge stand side by side, in
@@ -211,6 +219,24 @@ def _join_structures(
     num_rows = meta.node_ptr[parts.stop] - meta.node_ptr[parts.start] + len(halo)
     indptr = _offsets(np.bincount(row, minlength=num_rows))
     return _JointStructure(indptr, indices[order], halo, order)
+
+
+def _join_columns(columns: list[Array], tables: list[Array], spill: Path | None) -> Array:
+    """Return columns one part after the other, each part's translated by its table."""
+    total = sum(map(len, columns))
+    if spill is None or total == 0:
+        joined: Array = np.empty(total, np.int32)
+    else:
+        with tempfile.TemporaryFile(dir=spill) as file:
+            joined = np.memmap(file, np.int32, "w+", shape=(total,))
+    at = 0
+    for values, table in zip(columns, tables, strict=True):
+        for begin in range(0, len(values), ENTRIES_AT_ONCE):
+            piece = values[begin : begin + ENTRIES_AT_ONCE]
+            # They lie within the table; numpy would buffer what it might have to refuse.
+            np.take(table, piece, out=joined[at : at + len(piece)], mode="clip")
+            at += len(piece)
+    return joined
 
 
 def _join_ids(

@@ -1,5 +1,6 @@
 """The graph structure that a layer runs on: destinations, their sources, and who these are."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from torch import Tensor
 from gnn_dist.errors import GraphError
 from gnn_dist.ops.csr import CSR, SubCSR
 from gnn_dist.ops.draws import edge_ids
+from gnn_dist.ops.reference.spmm import row_index
 
 __all__ = ["CloneRows", "Clones", "Structure"]
 
@@ -61,6 +63,9 @@ class Clones:
         """Return the same on another device."""
         tensors = (self.boundary, self.loop_weight, self.num_others)
         return Clones(self.num_roots, *(values.to(device) for values in tensors))
+
+
+ENTRIES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,9 +216,11 @@ def last_loops(csr: CSR) -> tuple[Tensor, Tensor]:
     return rows[last], loops[last]
 
 
-def own_loop_weight(csr: CSR, edge_weight: Tensor) -> Tensor:
+def own_loop_weight(csr: CSR, edge_weight: Tensor | None) -> Tensor:
     """Return float64 (n,): the weight of each destination's loop (its last copy), or 1 without."""
     weight = torch.ones(csr.num_rows, dtype=torch.float64, device=csr.device)
+    if edge_weight is None:
+        return weight
     rows, position = last_loops(csr)
     weight[rows] = edge_weight[position].double()
     return weight
@@ -221,13 +228,31 @@ def own_loop_weight(csr: CSR, edge_weight: Tensor) -> Tensor:
 
 def weight_without_loops(csr: CSR, edge_weight: Tensor | None) -> Tensor:
     """Return float64 (n,), the weighted in-degree of destinations, loops left out."""
-    if edge_weight is None:
-        edge_weight = torch.ones(csr.nnz, dtype=torch.float64, device=csr.device)
-    weight = edge_weight.double().masked_fill(csr.indices == csr.rows, 0.0)
-    return weight.new_zeros(csr.num_rows).index_add_(0, csr.rows, weight)
+    degree = torch.zeros(csr.num_rows, dtype=torch.float64, device=csr.device)
+    # Some rows at a time: numbers per entry would take more memory than the structure.
+    for begin, end in _row_ranges(csr.indptr):
+        first, last = csr.indptr[[begin, end]].tolist()
+        rows = row_index(csr.indptr[begin : end + 1] - first, last - first) + begin
+        is_loop = csr.indices[first:last] == rows
+        if edge_weight is None:
+            weight = torch.ones(last - first, dtype=torch.float64, device=csr.device)
+        else:
+            weight = edge_weight[first:last].double()
+        degree.index_add_(0, rows, weight.masked_fill(is_loop, 0.0))
+    return degree
 
 
 def degree_with_loop(csr: CSR, edge_weight: Tensor | None) -> Tensor:
     """Return float64 (n,), the in-degree of destinations as `Structure.degree` defines it."""
-    others = weight_without_loops(csr, edge_weight)
-    return others + (1.0 if edge_weight is None else own_loop_weight(csr, edge_weight))
+    return weight_without_loops(csr, edge_weight) + own_loop_weight(csr, edge_weight)
+
+
+def _row_ranges(indptr: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows of not many more than ENTRIES_AT_ONCE entries."""
+    num_rows, begin = indptr.numel() - 1, 0
+    while begin < num_rows:
+        most = indptr[begin] + ENTRIES_AT_ONCE
+        end = int(torch.searchsorted(indptr, most, right=True)) - 1
+        end = min(max(end, begin + 1), num_rows)
+        yield begin, end
+        begin = end

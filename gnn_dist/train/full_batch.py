@@ -148,7 +148,7 @@ def active_pass(
     features = take_features(shard.required_features, active.inputs)
     constant = None
     if isinstance(features, Tensor):
-        constant = Constant(features, make(active.plans[0], policy=HaloPolicy()).at(0))
+        constant = Constant(features, make(active.plans[0], policy=halo.for_evaluation).at(0))
     blocks = [
         Block(structure, make(plan, policy=halo).at(layer), constant if layer == 0 else None)
         for layer, (structure, plan) in enumerate(zip(active.structures, active.plans, strict=True))
@@ -226,6 +226,7 @@ class FullBatch:
             exact_blocks,
             transport=world.transport,
             layers=model.num_blocks,
+            halo=halo.for_evaluation,
             meter=self.meter,  # reset before a step: of its constant rows it counts the first time
         )
         self._exact_blocks = exact(shard)
@@ -247,9 +248,7 @@ class FullBatch:
         self.model.train()
         set_step(self.model, seed=self.seed, step=epoch)
         self.clock.begin(epoch)
-        train = self._train
-        logits = self._logits(train.features, train.blocks)
-        loss = node_loss(logits, train.y, train.mask, self.training.task.num_train)
+        loss = self._loss()
         self._gradients.begin(loss.detach())
         loss.backward()  # type: ignore[no-untyped-call]
         with self.meter.timed(GRAD_SYNC):
@@ -279,7 +278,14 @@ class FullBatch:
     def predict(self) -> Tensor:
         """Collective. Return logits (n, C) of the owned nodes, exactly, without dropout."""
         self.model.eval()
-        return self._logits(self.shard.required_features, self._exact_blocks)
+        out = self._logits(self.shard.required_features, self._exact_blocks)
+        return out.to(torch.promote_types(out.dtype, torch.float32))
+
+    def _loss(self) -> Tensor:
+        """Collective. Return this rank's share; logits do not outlive it but for the backward."""
+        train = self._train
+        logits = self._logits(train.features, train.blocks)
+        return node_loss(logits, train.y, train.mask, self.training.task.num_train)
 
     @property
     def holds_rows(self) -> bool:
@@ -298,9 +304,9 @@ class FullBatch:
         return made
 
     def _logits(self, features: Rows, blocks: list[Block]) -> Tensor:
-        """Collective. Return the model's output for owned nodes, of 32 bits at least."""
+        """Collective. Return the model's output for owned nodes, in 16 bits where rows are."""
         half = features.dtype == torch.bfloat16  # then products and their rows are, too
         with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
             out: Tensor = self.model(features, blocks)
         # Other clones of a vertex-cut have the same output as the roots, and must not count.
-        return out[: blocks[-1].num_owned].to(torch.promote_types(out.dtype, torch.float32))
+        return out[: blocks[-1].num_owned]

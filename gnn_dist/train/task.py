@@ -113,13 +113,14 @@ def node_loss(logits: Tensor, y: Tensor, mask: Tensor, num_train: int) -> Tensor
     without training nodes gives zero, through which gradients still flow.
 
     Args:
-        logits: (n, C).
+        logits: (n, C), of any floating dtype.
         y: int64 (n,), classes; or bool (n, C), which sums a binary loss over the labels and
             averages it over C.
         mask: bool (n,), training nodes.
         num_train: Training nodes of all ranks.
     """
     picked, target = logits[mask], y[mask]
+    picked = picked.to(torch.promote_types(picked.dtype, torch.float32))
     if y.dim() == 1:
         return F.cross_entropy(picked, target, reduction="sum") / num_train
     loss = F.binary_cross_entropy_with_logits(picked, target.to(picked.dtype), reduction="sum")

@@ -342,6 +342,8 @@ bool rows(const SpmmCall& call, Columns columns, int64_t row_begin, int64_t row_
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t begin = call.indptr[row], end = call.indptr[row + 1];
     if (end - begin > gnn_dist::kHubEntries) continue;  // done in pieces
+    // Such a row stays as it is (an extreme that has met no entry yet is set to zero).
+    if (begin == end && call.add && !Reducer::kLooksAgain) continue;
     Reducer reducer;
     reducer.begin(call, columns, cover, row);
     if (!reduce<S, W, NV>(call, columns, begin, end, reducer)) return false;
