@@ -23,7 +23,7 @@ Message = dict[str, Any]
 
 BEAT_S = 1.0  # seconds between signs of life
 TICK_S = 0.25  # how often the server looks at the clock
-POLL_S = 0.4  # how long ranks have to answer before one of them is blamed
+POLL_S = 1.0  # how long ranks have to answer before one is blamed; their machine may be busy
 HELLO_S = 10.0  # how long a connection may stay without introducing itself
 MAX_LINE = 1 << 16
 # A rank on another host that is silent may only be busy in native code that holds Python's lock,
