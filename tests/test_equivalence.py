@@ -113,15 +113,26 @@ def expected(folders):
     return {key: by_original_id([step]) for key, step in steps.items()}
 
 
-@pytest.mark.parametrize("halo", ["blocking", "overlap", "remat:buffer=600"])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def cases(values, quick):
+    """Every value at one to four ranks; all but the quick ones are slow."""
+    return [
+        pytest.param(size, value, marks=[] if (size, value) in quick else pytest.mark.slow)
+        for value in values
+        for size in (1, 2, 3, 4)
+    ]
+
+
+REMAT = "remat:buffer=600"
+QUICK = [(1, "overlap"), (2, "overlap"), (3, "blocking"), (4, "overlap"), (3, REMAT)]
+
+
+@pytest.mark.parametrize(("world_size", "halo"), cases(["blocking", "overlap", REMAT], QUICK))
 def test_ranks_compute_what_one_process_computes(world_size, halo, folders, expected):
     by_rank = run_ranks(all_steps, world_size, folders[1], halo, VARIANTS, timeout_s=100.0)
     compare(by_rank, expected)
 
 
-@pytest.mark.parametrize("method", CUTS)
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("world_size", "method"), cases(CUTS, [(2, "dbh"), (3, "libra")]))
 def test_so_do_ranks_that_have_clones(world_size, method, folders, expected):
     variants = VARIANTS if world_size == 1 else OVER_CLONES
     if method == "dbh":  # the maximum is dear, and once is enough

@@ -18,7 +18,7 @@ from gnn_dist.testing import run_ranks
 
 pytestmark = pytest.mark.mpi
 
-EXACT = ("blocking", "overlap", "remat:buffer=700")  # two rows of each owner at a time
+EXACT = ("overlap", "remat:buffer=700")  # two rows of each owner at a time
 CASES = [
     *((reduce, "none", False) for reduce in ("sum", "mean", "max", "min")),
     ("sum", "edge", False),
