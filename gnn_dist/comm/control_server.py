@@ -98,7 +98,7 @@ class Peer:
         return f"rank {self.rank} (pid {self.pid} on host {self.host.partition('|')[0]})"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Blame:
     """A rank's question who is at fault for its failed wait."""
 
@@ -107,6 +107,7 @@ class Blame:
     peers: tuple[int, ...]
     reason: str
     asked: float
+    listened_s: float = 0.0
 
 
 class ControlServer:
@@ -164,6 +165,9 @@ class ControlServer:
                 if now - last > 2 * BEAT_S:  # this process itself stood still
                     for peer in self._peers.values():
                         peer.seen = now
+                if self._blame is not None:
+                    # Time in which this process stood still is none that others had to answer.
+                    self._blame.listened_s += min(now - last, TICK_S)
                 last = now
                 if now - beat >= BEAT_S:
                     beat = now
@@ -273,7 +277,7 @@ class ControlServer:
                 text = f"{peer.name} did not answer for {age:.0f} s (stopped, or its machine lost)"
                 self._fail(peer.rank, text)
                 return
-        if self._blame is not None and now - self._blame.asked >= POLL_S:
+        if self._blame is not None and self._blame.listened_s >= POLL_S:
             rank, text = self._judge(self._blame)
             self._fail(rank, text)
 
