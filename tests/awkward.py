@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
+import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -156,6 +157,13 @@ _MAKERS: dict[str, Callable[[Generator, int], tuple[Graph, Array]]] = {
 }
 
 AWKWARD = tuple(_MAKERS)
+# For what differs little from graph to graph: the others are for `scripts/test slow`.
+MOSTLY_SLOW = tuple(
+    name
+    if name in ("directed", "empty part", "random partition", "star")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in AWKWARD
+)
 
 
 def _symmetric(rng: Generator, num_nodes: int) -> Graph:

@@ -209,7 +209,7 @@ def body_stopped(world, victim):
     return "no error", -1, 0
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_rank_is_named(victim):
     results = run_ranks(body_stopped, 3, victim, silence_s=1.5)
     for message, rank, seconds in results:

@@ -75,7 +75,7 @@ def parts(tmp_path):
     return tmp_path / "parts"
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_killed_rank_is_named_nothing_is_left_and_the_run_resumes(victim, parts, tmp_path):
     run = tmp_path / "run"
     launcher = start(parts, "--ranks", RANKS, "--epochs", 100_000, "--out", run)

@@ -180,7 +180,10 @@ partition_stream(stream_of(graph), 3, algorithm, {out!r}, options=StreamOptions(
 """
 
 
-@pytest.mark.parametrize("stage", ["scatter", "sort", "mark", "write"])
+SLOW = [pytest.param(stage, marks=pytest.mark.slow) for stage in ("scatter", "mark")]
+
+
+@pytest.mark.parametrize("stage", ["sort", "write", *SLOW])
 def test_a_killed_run_is_resumed(tmp_path, stage):
     out, tests = tmp_path / "parts", str(Path(__file__).parent)
     run = [sys.executable, "-c", KILL.format(tests=tests, stage=stage, out=str(out))]

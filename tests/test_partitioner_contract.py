@@ -102,7 +102,13 @@ graphs = st.builds(multigraph, st.integers(0, 2**32 - 1), st.integers(1, 40), st
 
 @settings(max_examples=100, deadline=None)
 @given(graphs, st.data())
-@pytest.mark.parametrize("method", sorted(set(METHODS) - IN_CHILD))
+@pytest.mark.parametrize(
+    "method",
+    [
+        *sorted(set(METHODS) - IN_CHILD - {"best"}),
+        pytest.param("best", marks=pytest.mark.slow),
+    ],
+)
 def test_any_multigraph(method, graph, data):
     check(graph, data.draw(st.integers(1, graph.num_nodes)), method)
 
