@@ -268,8 +268,8 @@ class ExchangeMaker:
         reverse = RelayedBack(
             relay,
             self._one_way(back(relay.direct, rank), Place(layer, "reverse direct"), near=True),
-            self._one_way(back(relay.spread, rank), Place(layer, "reverse spread"), near=True),
             self._one_way(back(relay.across, rank), Place(layer, "reverse")),
+            self._one_way(back(relay.spread, rank), Place(layer, "reverse spread"), near=True),
         )
         made = self._layer(forth("forward"), reverse, forth("reverse"))
         index = torch.cat([relay.direct.send_index, relay.across.send_index])

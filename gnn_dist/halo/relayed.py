@@ -14,24 +14,20 @@ __all__ = ["RelayedBack", "RelayedThere"]
 
 
 @dataclass(frozen=True)
-class RelayedThere:
-    """Owned rows to halo rows.
+class _Relayed:
+    """Three exchanges in place of one; only what crosses the network may outlive its step.
 
     Attributes:
         relay: Who relays what.
         direct: Between ranks of a machine.
-        across: Between machines, to relays.
-        spread: From relays to their machine's readers.
+        across: Between machines, from or to relays.
+        spread: Between relays and the readers on their machine.
     """
 
     relay: RelayPlan
     direct: Exchange
     across: Exchange
     spread: Exchange
-
-    def start(self, rows: Tensor) -> Pending:
-        """Collective. Send rows to neighbours and relays."""
-        return _There(self, rows, self.direct.start(rows), self.across.start(rows))
 
     def drain(self) -> None:
         """Wait for rows between machines that outlive their step."""
@@ -44,6 +40,14 @@ class RelayedThere:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what the policy keeps of rows between machines."""
         self.across.load_state_dict(state)
+
+
+class RelayedThere(_Relayed):
+    """Owned rows to halo rows."""
+
+    def start(self, rows: Tensor) -> Pending:
+        """Collective. Send rows to neighbours and relays."""
+        return _There(self, rows, self.direct.start(rows), self.across.start(rows))
 
 
 @dataclass
@@ -63,40 +67,16 @@ class _There:
         return out
 
 
-@dataclass(frozen=True)
-class RelayedBack:
+class RelayedBack(_Relayed):
     """Gradients of halo rows to their owners, each machine's added up on the way.
 
     What arrives are boundary rows: those of the direct plan, then those of relays.
-
-    Attributes:
-        relay: Who relays what.
-        direct: Between ranks of a machine.
-        spread: From a machine's readers to relays.
-        across: From relays to other machines.
     """
-
-    relay: RelayPlan
-    direct: Exchange
-    spread: Exchange
-    across: Exchange
 
     def start(self, rows: Tensor) -> Pending:
         """Collective. Send gradients to neighbours and relays."""
         direct = self.direct.start(rows[self.relay.direct_place])
         return _Back(self, rows, direct, self.spread.start(rows[self.relay.spread_place]))
-
-    def drain(self) -> None:
-        """Wait for rows between machines that outlive their step."""
-        self.across.drain()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the policy keeps of rows between machines."""
-        return self.across.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what the policy keeps of rows between machines."""
-        self.across.load_state_dict(state)
 
 
 @dataclass

@@ -178,14 +178,14 @@ def there(plan: HaloPlan, rank: int) -> Route:
 
 def back(plan: HaloPlan, rank: int) -> Route:
     """Return the route of gradients: halo rows (h, ...) in, boundary rows (s, ...) out."""
-    return Route(
-        rank=rank,
+    forth = there(plan, rank)
+    return replace(
+        forth,
         to_readers=False,
         send_index=None,
-        send_id=plan.halo_id,
-        send_ptr=plan.recv_ptr,
-        recv_id=plan.send_id,
-        recv_ptr=plan.send_ptr,
-        recv_index=None,
+        send_id=forth.recv_id,
+        send_ptr=forth.recv_ptr,
+        recv_id=forth.send_id,
+        recv_ptr=forth.send_ptr,
         num_rows=plan.num_boundary,
     )

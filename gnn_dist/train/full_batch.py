@@ -117,7 +117,11 @@ class TrainingPass:
 
 
 def whole_pass(
-    training: TrainingSet, make: MakerOf, halo: HaloPolicy, exact: list[Block]
+    training: TrainingSet,
+    make: MakerOf,
+    halo: HaloPolicy,
+    exact: list[Block],
+    transport: Transport,
 ) -> TrainingPass:
     """Return the pass over all nodes of a training set.
 
@@ -126,7 +130,9 @@ def whole_pass(
         make: Makes an `ExchangeMaker` of a plan and a policy.
         halo: The policy.
         exact: Blocks for exact passes over the same shard, one per layer.
+        transport: The ranks; of use to `active_pass` alone.
     """
+    del transport
     shard, task = training.shard, training.task
     exchanges = make(shard.plan, policy=halo)
     blocks = shard_blocks(shard, exchanges, exact[0].constant, layers=len(exact))
@@ -134,7 +140,11 @@ def whole_pass(
 
 
 def active_pass(
-    training: TrainingSet, make: MakerOf, halo: HaloPolicy, exact: list[Block]
+    training: TrainingSet,
+    make: MakerOf,
+    halo: HaloPolicy,
+    exact: list[Block],
+    transport: Transport,
 ) -> TrainingPass:
     """Collective. Return the pass over the nodes that the loss depends on; see `whole_pass`."""
     shard, task = training.shard, training.task
@@ -143,7 +153,7 @@ def active_pass(
         shard.plan,
         task.masks["train"],
         layers=len(exact),
-        transport=make(shard.plan, policy=halo).transport,
+        transport=transport,
     )
     features = take_features(shard.required_features, active.inputs)
     constant = None
@@ -189,9 +199,6 @@ class StepReport:
 class FullBatch:
     """Steps and predictions of a model over the shards of all ranks.
 
-    Attributes:
-        meter: Counts what a step does, from its beginning.
-
     Args:
         model: Takes `(features, blocks)`.
         shard: This rank's shard, which predictions are made on. With features in bfloat16, layers
@@ -204,6 +211,7 @@ class FullBatch:
         gradients: How the parameters' gradients are summed; by default exactly, in one message.
 
     Attributes:
+        meter: Counts what a step does, from its beginning.
         exchanges: What makes those of training, which may hold rows from step to step.
     """
 
@@ -233,7 +241,7 @@ class FullBatch:
         same = self._exact_blocks if training.shard is shard else exact(training.shard)
         self.exchanges: list[ExchangeMaker] = []
         pass_of = active_pass if training.prune else whole_pass
-        self._train = pass_of(training, self._exchanges_of, halo, same)
+        self._train = pass_of(training, self._exchanges_of, halo, same, world.transport)
         self._gradients = gradients or GradientSync(model, world.transport)
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
