@@ -14,7 +14,7 @@ from gnn_dist.comm.world import World
 from gnn_dist.errors import ShardFormatError
 from gnn_dist.graph import CSRFeatures
 from gnn_dist.halo.clone_structure import clone_structure
-from gnn_dist.halo.transfers import PLAN_CHANNEL, exchange_rows, with_halo
+from gnn_dist.halo.transfers import PLAN_CHANNEL, exchange_rows, send_counted, with_halo
 from gnn_dist.ops.csr import CSR
 from gnn_dist.ops.spmm import SparseRows
 from gnn_dist.partition import PartitionBook
@@ -107,14 +107,8 @@ def build_plan(
         ShardFormatError: On every rank, if a rank is asked for a node that it does not own.
     """
     rank_ptr = torch.from_numpy(book.rank_ptr(transport.world_size)).to(halo.device)
-    recv_ptr = torch.searchsorted(halo, rank_ptr)
-    counts = recv_ptr.diff()
-    asked = torch.empty_like(counts)
-    one_each = range(transport.world_size + 1)
-    transport.exchange(counts, one_each, asked, one_each, PLAN_CHANNEL).wait()
-    send_ptr = (0, *asked.cumsum(0).tolist())
-    wanted = halo.new_empty(send_ptr[-1])
-    transport.exchange(halo, recv_ptr.tolist(), wanted, send_ptr, PLAN_CHANNEL).wait()
+    recv = tuple(torch.searchsorted(halo, rank_ptr).tolist())
+    wanted, send_ptr = send_counted(halo, recv, transport)
     index = torch.searchsorted(owned, wanted).clamp_(max=max(0, len(owned) - 1))
     missing = len(wanted) if len(owned) == 0 else int((owned[index] != wanted).sum())
     lacking = transport.all_gather_object(missing)
@@ -125,7 +119,6 @@ def build_plan(
             f"{lacking[rank]} nodes that others read: partition the dataset again"
         )
     halo_id = node_id.new_empty(len(halo))
-    recv = tuple(recv_ptr.tolist())
     transport.exchange(node_id[index], send_ptr, halo_id, recv, PLAN_CHANNEL).wait()
     return HaloPlan(len(owned), index, send_ptr, recv, torch.cat([node_id, halo_id]))
 

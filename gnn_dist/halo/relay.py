@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from gnn_dist.comm.transport import Transport
+from gnn_dist.halo.transfers import send_counted
 from gnn_dist.ops.draws import DrawKey, uniform_by_id
 from gnn_dist.shard.plan import HaloPlan
 
 __all__ = ["RelayPlan", "plan_relay"]
 
-PLAN_CHANNEL = 0  # no layer's exchange is in flight while a plan is made
 RELAY_KEY = DrawKey(0, 0, (1 << 24) - 1)
 
 
@@ -72,7 +72,7 @@ def plan_relay(plan: HaloPlan, machines: Sequence[object], transport: Transport)
     far, relay = far[order], relay[order]
     asked = torch.stack([owner[far], plan.halo_id[far]], 1)
     asked_ptr = _offsets(relay, transport.world_size)
-    wanted, wanted_ptr = _ask(asked, asked_ptr, transport)
+    wanted, wanted_ptr = send_counted(asked, asked_ptr, transport)
     # Ascending by owner, then by id: a node has one owner.
     relayed, index = torch.unique(wanted, dim=0, return_inverse=True)
     owners, ids = relayed.t().contiguous().unbind()
@@ -81,7 +81,7 @@ def plan_relay(plan: HaloPlan, machines: Sequence[object], transport: Transport)
     )
 
     from_ptr = _offsets(owners, transport.world_size)
-    sent, sent_ptr = _ask(ids, from_ptr, transport)
+    sent, sent_ptr = send_counted(ids, from_ptr, transport)
     own_id, place = plan.src_id[:n].sort()
     send_index = place[torch.searchsorted(own_id, sent)]
     across = HaloPlan(n, send_index, sent_ptr, from_ptr, torch.cat([plan.src_id[:n], ids]))
@@ -102,17 +102,3 @@ def _offsets(ranks: Tensor, world_size: int) -> tuple[int, ...]:
     """Return (world_size + 1) offsets of the runs of equal ranks, which ascend."""
     bounds = torch.arange(world_size + 1, device=ranks.device)
     return tuple(torch.searchsorted(ranks, bounds).tolist())
-
-
-def _ask(
-    rows: Tensor, ptr: tuple[int, ...], transport: Transport
-) -> tuple[Tensor, tuple[int, ...]]:
-    """Collective. Send rows (k, ...) to the ranks; return what they sent here, and its offsets."""
-    counts = torch.tensor(ptr, device=rows.device).diff()
-    got = torch.empty_like(counts)
-    one_each = range(transport.world_size + 1)
-    transport.exchange(counts, one_each, got, one_each, PLAN_CHANNEL).wait()
-    got_ptr = (0, *got.cumsum(0).tolist())
-    received = rows.new_empty((got_ptr[-1], *rows.shape[1:]))
-    transport.exchange(rows, ptr, received, got_ptr, PLAN_CHANNEL).wait()
-    return received, got_ptr

@@ -1,5 +1,7 @@
 """Rows that travel once, while a shard is made: along a plan, without gradients or policies."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from gnn_dist.ops.rows import gather_rows
 from gnn_dist.ops.spmm import SparseRows
 from gnn_dist.shard.plan import HaloPlan
 
-__all__ = ["PLAN_CHANNEL", "exchange_rows", "return_rows", "with_halo"]
+__all__ = ["PLAN_CHANNEL", "exchange_rows", "return_rows", "send_counted", "with_halo"]
 
 PLAN_CHANNEL = 0  # no layer's exchange is in flight while a plan is made or a shard is loaded
 
@@ -30,6 +32,29 @@ def return_rows(rows: Tensor, plan: HaloPlan, transport: Transport) -> Tensor:
         rows.contiguous(), plan.recv_ptr, received, plan.send_ptr, PLAN_CHANNEL
     ).wait()
     return received
+
+
+def send_counted(
+    rows: Tensor, ptr: Sequence[int], transport: Transport
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Collective. Send rows to ranks that do not know how many will come.
+
+    Args:
+        rows: (k, ...), grouped by receiving rank.
+        ptr: (world_size + 1) offsets of what goes to each rank.
+        transport: The ranks.
+
+    Returns:
+        What the others sent here, grouped by sender, and its offsets.
+    """
+    counts = torch.tensor(ptr, device=rows.device).diff()
+    coming = torch.empty_like(counts)
+    one_each = range(transport.world_size + 1)
+    transport.exchange(counts, one_each, coming, one_each, PLAN_CHANNEL).wait()
+    coming_ptr = (0, *coming.cumsum(0).tolist())
+    received = rows.new_empty((coming_ptr[-1], *rows.shape[1:]))
+    transport.exchange(rows.contiguous(), ptr, received, coming_ptr, PLAN_CHANNEL).wait()
+    return received, coming_ptr
 
 
 def with_halo(
