@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from gnn_dist.comm.control import Control
 from gnn_dist.comm.control_server import (
     MAX_LINE,
+    TICK_S,
+    Blame,
     ControlServer,
     encode,
     host_identity,
@@ -200,6 +202,15 @@ def test_blame_shows_a_mismatch(hub):
         error = blame(hub.ends[0], peers=[1, 2], doing="exchange")
     assert error.rank == -1
     assert "rank 1 in all_reduce; rank 2 in broadcast" in str(error)
+
+
+def test_time_in_which_the_hub_stood_still_is_none_to_answer_in(hub):
+    """As if the machine had stopped between the question and the answers."""
+    long_ago = time.monotonic() - 100.0
+    hub.server._blame = Blame(0, "exchange", (1, 2), "waited", asked=long_ago)
+    time.sleep(2 * TICK_S)
+    assert all(end.failure is None for end in hub.ends)
+    assert {rank for _, rank in failures_of(hub)} == {1}
 
 
 def test_a_lost_connection_waits_for_the_verdict(hub):
