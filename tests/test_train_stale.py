@@ -137,6 +137,15 @@ def test_a_resumed_run_goes_on_exactly(parts, whole, cut):
     assert_same(rows, whole)
 
 
+def test_so_does_one_that_sends_the_largest_gradients_alone(parts, tmp_path):
+    options = {"grad_encoding": "topk", "grad_share": 0.05}
+    rows, _ = train(parts, tmp_path / "whole", epochs=12, **options)
+    train(parts, tmp_path / "cut", epochs=6, **options)
+    assert len(halo_files(tmp_path / "cut")) == 2
+    more, _ = train(parts, tmp_path / "cut", epochs=12, resume=str(tmp_path / "cut"), **options)
+    assert_same(more, rows)
+
+
 def test_so_does_one_of_attention_on_pruned_layers(parts, tmp_path):
     options = {**STALE, "model": "gat", "heads": 2, "prune": True, "layers": 3}
     whole, _ = train(parts, tmp_path / "whole", epochs=12, **options)

@@ -227,6 +227,11 @@ class ExchangeMaker:
         prints = [way(plan, rank).fingerprint for plan in plans for way in (there, back)]
         return hashlib.sha256(repr((str(self.policy), *prints)).encode()).hexdigest()
 
+    @property
+    def stateful(self) -> bool:
+        """Whether exchanges have a state that a resumed run goes on from."""
+        return self.policy.stateful
+
     def drain(self) -> None:
         """Wait for rows on their way, which is due before the ranks part.
 

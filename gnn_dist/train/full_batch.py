@@ -213,6 +213,7 @@ class FullBatch:
     Attributes:
         meter: Counts what a step does, from its beginning.
         exchanges: What makes those of training, which may hold rows from step to step.
+        gradients: Sums those of the parameters, and may send a part of them in later steps.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class FullBatch:
         self.exchanges: list[ExchangeMaker] = []
         pass_of = active_pass if training.prune else whole_pass
         self._train = pass_of(training, self._exchanges_of, halo, same, world.transport)
-        self._gradients = gradients or GradientSync(model, world.transport)
+        self.gradients = gradients or GradientSync(model, world.transport)
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
         """Collective. Update the parameters once.
@@ -257,10 +258,10 @@ class FullBatch:
         set_step(self.model, seed=self.seed, step=epoch)
         self.clock.begin(epoch)
         loss = self._loss()
-        self._gradients.begin(loss.detach())
+        self.gradients.begin(loss.detach())
         loss.backward()  # type: ignore[no-untyped-call]
         with self.meter.timed(GRAD_SYNC):
-            total = self._gradients.finish()
+            total = self.gradients.finish()
         if not torch.isfinite(torch.tensor(total)):
             raise GnnDistError(
                 f"the loss became {total} in epoch {epoch}: lower --lr, or look for "

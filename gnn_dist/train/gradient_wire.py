@@ -127,7 +127,7 @@ class LargestWire:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on from a state of the same rank."""
-        self._rest.copy_(state["rest"])
+        self._rest = state["rest"].to(self._transport.device, copy=True)
 
 
 class _Then:

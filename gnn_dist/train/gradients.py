@@ -41,6 +41,9 @@ class GradientSync:
         encoding: `exact`; `bf16`, sums in 16 bits; or `topk`, the largest elements alone, the rest
             added to the next step's.
         share: Of the elements that `topk` sends.
+
+    Attributes:
+        fingerprint: Of what a state depends on.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class GradientSync:
         size = sum(p.numel() for p in self._parameters)
         self._buffer = torch.zeros(size + 1, dtype=first.dtype, device=first.device)
         self._wire: GradientWire = make_wire(encoding, transport, size, share=share)
+        self.fingerprint = f"{encoding} {size} {transport.rank} of {transport.world_size}"
         self._bound = [0, *accumulate(p.numel() for p in self._parameters)]
         self._set_buckets(of_layers if buckets == "layers" else [len(self._parameters)])
         self._steps_to_measure = STEPS_MEASURED if buckets == "planned" else 0
@@ -102,6 +106,11 @@ class GradientSync:
     def bucket_sizes(self) -> list[int]:
         """Elements of each bucket, in the order in which they are sent."""
         return [stop - start for start, stop in pairwise(self._ends)]
+
+    @property
+    def stateful(self) -> bool:
+        """Whether anything of a step's gradients is sent in a later one."""
+        return bool(self._wire.state_dict())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what of earlier gradients is still to be sent, on this rank."""

@@ -1,42 +1,60 @@
-"""What halo policies hold from step to step, beside a checkpoint: one file for each rank.
+"""What ranks hold from step to step, beside a checkpoint: one file for each rank.
 
-A checkpoint fits any partition; stale rows fit only that of their run. So they lie in files of
-their own, which each rank writes and reads itself, and without which a run can be resumed too: its
-first steps are then exact again.
+A checkpoint fits any partition; stale rows, and gradients still to be sent, fit only the ranks of
+their run. So they lie in files of their own, which each rank writes and reads itself, and without
+which a run can be resumed too: its first steps are then exact again, and what was left of gradients
+is lost.
 """
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from gnn_dist.comm.world import World
-from gnn_dist.halo.exchange import ExchangeMaker
 from gnn_dist.train.checkpoint import CHECKPOINT_FOLDER, write_whole
 
-__all__ = ["HaloFiles"]
+__all__ = ["HaloFiles", "Keeper"]
 
 LOG = logging.getLogger(__name__)
 
 
+class Keeper(Protocol):
+    """What may hold something from step to step."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it does; the same on all ranks."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that its state depends on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it holds."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of a keeper with the same fingerprint."""
+
+
 class HaloFiles:
-    """This rank's file of stale rows; nothing at all under a policy that holds none.
+    """This rank's file of what it holds; none where nothing outlives a step.
 
     Args:
-        exchanges: What makes those of training.
+        keepers: What may hold something.
         world: The ranks.
     """
 
-    def __init__(self, exchanges: Sequence[ExchangeMaker], world: World) -> None:
-        self._exchanges, self._world = exchanges, world
+    def __init__(self, keepers: Sequence[Keeper], world: World) -> None:
+        self._keepers, self._world = [k for k in keepers if k.stateful], world
         self._run: Path | None = None
 
     @property
     def are_used(self) -> bool:
         """Whether there is anything to keep."""
-        return any(maker.policy.stateful for maker in self._exchanges)
+        return bool(self._keepers)
 
     def open(self, run: Path | None) -> None:
         """Collective. Let all ranks know the run folder, which rank 0 gives."""
@@ -55,8 +73,8 @@ class HaloFiles:
         path = self._path(self._run)
         try:
             path.parent.mkdir(exist_ok=True)
-            states = [maker.state_dict() for maker in self._exchanges]
-            write_whole(path, {**self._stamp(epoch), "exchanges": states})
+            states = [keeper.state_dict() for keeper in self._keepers]
+            write_whole(path, {**self._stamp(epoch), "states": states})
         except OSError as error:
             LOG.warning("%s could not be written: %s", path, error)
 
@@ -71,15 +89,15 @@ class HaloFiles:
                 missing = [rank for rank, has in enumerate(have) if not has]
                 LOG.info("no stale rows to go on from on ranks %s: warming up again", missing)
             return False
-        for maker, state in zip(self._exchanges, states, strict=True):
-            maker.load_state_dict(state)
+        for keeper, state in zip(self._keepers, states, strict=True):
+            keeper.load_state_dict(state)
         return True
 
     def _path(self, run: Path) -> Path:
         return run / CHECKPOINT_FOLDER / f"halo-{self._world.rank:04d}.pt"
 
     def _stamp(self, epoch: int) -> dict[str, Any]:
-        prints = [maker.fingerprint for maker in self._exchanges]
+        prints = [keeper.fingerprint for keeper in self._keepers]
         return {"epoch": epoch, "fingerprints": prints}
 
     def _read(self, path: Path, epoch: int) -> list[dict[str, Any]] | None:
@@ -87,7 +105,7 @@ class HaloFiles:
         try:
             values = torch.load(path, map_location="cpu", weights_only=True)
             fits = all(values[name] == value for name, value in self._stamp(epoch).items())
-            return list(values["exchanges"]) if fits else None
+            return list(values["states"]) if fits else None
         except Exception as error:  # torch raises many kinds for a damaged file
             LOG.debug("%s is no file of stale rows: %s", path, error)
             return None

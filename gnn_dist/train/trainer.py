@@ -120,7 +120,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model.parameters(), config)
         self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
         self.progress = Progress()
-        self._halo_files = HaloFiles(self.full_batch.exchanges, world)
+        self._halo_files = HaloFiles([*self.full_batch.exchanges, self.full_batch.gradients], world)
         self._saved_at = time.monotonic()
         if config.resume:
             self._restore(read_checkpoint(config.resume, world))
