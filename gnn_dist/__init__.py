@@ -26,7 +26,7 @@ _HOME = {
     "load_shard": "gnn_dist.halo.load",
     "make_task": "gnn_dist.train.task",
     "node_loss": "gnn_dist.train.task",
-    "parallelize": "gnn_dist.nn.parallelize",
+    "parallelize": "gnn_dist.parallel.parallelize",
     "partition_graph": "gnn_dist.partitioners",
     "write_partition": "gnn_dist.shard.format",
 }

@@ -19,7 +19,7 @@ from gnn_dist.halo.load import induced_shard, load_shard
 from gnn_dist.halo.traffic import step_bytes
 from gnn_dist.halo.transfers import exchange_rows, return_rows
 from gnn_dist.nn.attention import GATConv
-from gnn_dist.nn.parallelize import parallelize
+from gnn_dist.parallel.parallelize import parallelize
 from gnn_dist.partitioners import partition_graph
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.format import write_partition

@@ -18,7 +18,7 @@ from gnn_dist.halo.load import load_shard
 from gnn_dist.halo.pieces import each_piece, give_back
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.nn.models import ModelShape, build_model
-from gnn_dist.nn.parallelize import parallelize
+from gnn_dist.parallel.parallelize import parallelize
 from gnn_dist.partition import Partition
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.format import write_partition

@@ -11,7 +11,7 @@ from gnn_dist.halo.block import Block
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.exchange import ExchangeMaker, halo_exchange
 from gnn_dist.halo.load import load_shard
-from gnn_dist.nn.parallelize import parallelize
+from gnn_dist.parallel.parallelize import parallelize
 from gnn_dist.profile.meter import Meter
 from gnn_dist.shard.format import write_partition
 from gnn_dist.testing import run_ranks

@@ -20,6 +20,7 @@ LAYERS = [
     {"comm", "profile"},
     {"halo"},
     {"nn"},
+    {"parallel"},
     {"train"},
     {"launch"},
     {"cli", "testing", "__main__"},

@@ -30,16 +30,18 @@ from gnn_dist.launch.local import launch_ranks
 PARTS = 4
 EXACT = "overlap"
 POLICIES = [
-    "bf16",
     "local",
+    "delayed",
     "pipelined",
     "pipelined:smooth=0.5",
-    "delayed",
-    "delayed:r=1,bins=5",
-    "delayed:r=5,bins=1",
-    "delayed+bf16",
     "ssp",
     "sampled:p=0.1",
+    "quantized:bits=8",
+    "quantized:bits=4",
+    "quantized:bits=2",
+    "quantized:bits=1",
+    "bf16",
+    "delayed+bf16",
     "pipelined+sampled:p=0.1",
 ]
 # Student's 97.5% quantile by degrees of freedom.

@@ -31,7 +31,7 @@ from gnn_dist.profile.trace import Span, Trace, write_chrome_trace
 from gnn_dist.shard.shard import Shard
 
 COMPUTE, COMMUNICATION = "compute alone", "communication alone"
-WARM_UP = 2
+WARM_UP = 8  # as many epochs are not counted: caches fill, and stale policies begin exactly
 
 
 class Wrapped:

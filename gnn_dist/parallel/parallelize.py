@@ -1,16 +1,15 @@
 """An unmodified PyTorch Geometric model on a shard, exact.
 
-The seam is inside each message-passing layer, where it reads node rows at the sources of edges:
-
     model(x, edge_index)             x: owned rows (n); sources 0..n+h-1, targets 0..n-1
       layer.forward                  linear transforms of owned rows, as on one machine
-        propagate(x=rows)       -->  propagate(x=([rows; halo rows], rows), size=(n + h, n))
-        edge_updater(alpha=a)   -->  the same
+        x[edge_index[0]]        -->  rows of sources: those of other ranks are fetched
+        scatter(m, edge_index[1]) -> as on one machine: all in-edges of an owned node are here
+        x_j, weighted, summed   -->  our kernels, while halo rows travel
 
-The exchange comes after the layer's own transforms, and attention softmax is exact because all
-in-edges of an owned node are here. Dropout and batch norm depend on who is where too: while the
-model runs, calls of `torch.nn.functional.dropout` and `batch_norm` (which the modules make) draw by
-original id and count over all ranks.
+While the model runs, every function of PyTorch that it calls is seen (`tracing.py`), with what the
+rows of its arguments are (`placement.py`). So it does not matter whether a layer, a helper of a
+library or the model itself reads rows at the sources of edges, counts degrees, takes a mean over
+all nodes or drops out: each is done over all ranks, or refused with the reason.
 """
 
 from contextlib import ExitStack
@@ -27,12 +26,20 @@ from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.exchange import CLONES_ADD, ExchangeMaker, LayerExchange
 from gnn_dist.halo.policy import HaloPolicy
-from gnn_dist.nn.parallel_call import Call, Intercept
-from gnn_dist.nn.refusal import refused_modules
 from gnn_dist.ops.draws import DrawKey
+from gnn_dist.parallel import rules_draw, rules_index, rules_reduce, rules_shape
+from gnn_dist.parallel.arguments import mark_arguments
+from gnn_dist.parallel.call import Call
+from gnn_dist.parallel.edge_lists import EdgeLists
+from gnn_dist.parallel.layers import inside, message_passing_layers
+from gnn_dist.parallel.refusal import located, refused_modules
+from gnn_dist.parallel.tracing import Tracing
 from gnn_dist.shard.shard import Shard
 
 __all__ = ["Parallelized", "parallelize"]
+
+RULES = (rules_draw, rules_index, rules_reduce, rules_shape)  # importing them registers them
+EXACT_SITES = 1000  # exchanges that no policy applies to are numbered from here
 
 
 def parallelize(
@@ -58,8 +65,9 @@ def parallelize(
 
     Raises:
         ConfigError: The model has a layer that would not be exact, named with the reason, or there
-            is no such policy, or one that is for sums alone or bounds halo memory, or the shard is
-            of a vertex-cut.
+            is no such policy, or the shard is of a vertex-cut. In a forward: the model calls what
+            would not be exact, or the policy is for sums alone, or bounds halo memory, and a layer
+            does not only sum.
 
     Example:
         The README has a training loop; `tests/test_docs_examples.py` runs it.
@@ -77,16 +85,6 @@ def parallelize(
             f"layers of PyTorch Geometric may do more than sum rows, but {CLONES_ADD}"
         )
     policy = HaloPolicy.parse(halo)
-    if policy.sums_only:
-        raise ConfigError(
-            f"layers of PyTorch Geometric may do more than sum halo rows, but {policy.sums_only}: "
-            "use gnn_dist's layers with it"
-        )
-    if policy.in_pieces:
-        raise ConfigError(
-            f"layers of PyTorch Geometric take all halo rows at once, but {policy.in_pieces}: use "
-            "gnn_dist's layers with it"
-        )
     broadcast_state(model, world.transport)
     return Parallelized(model, shard, world, policy=policy, seed=seed)
 
@@ -108,12 +106,12 @@ class Parallelized(nn.Module):
         self.step = 0
         self._shard, self._world, self._seed = shard, world, seed
         self._clock = Clock(seed)
-        policies = {True: policy, False: HaloPolicy()}  # in training mode, and not
         self._makers = {
-            training: ExchangeMaker(shard.plan, world.transport, used, clock=self._clock)
-            for training, used in policies.items()
+            exact: ExchangeMaker(shard.plan, world.transport, used, clock=self._clock)
+            for exact, used in ((True, HaloPolicy()), (False, policy))
         }
-        self._exchanges: dict[bool, list[LayerExchange]] = {True: [], False: []}
+        self._exchanges: dict[tuple[bool, int], LayerExchange] = {}
+        self._lists = EdgeLists(shard)
         self._before: list[Tensor | None] | None = None  # gradients set aside during a backward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,12 +121,16 @@ class Parallelized(nn.Module):
             self.step += 1
             self._clock.begin(self.step)
         key = DrawKey(self._seed, self.step, 0)
-        call = Call(self._shard, self._world, key, self._exchange_at)
+        call = Call(self._shard, self._world, key, self._exchange_at, self._lists)
+        mark_arguments(self.module, self._shard, args, kwargs)
         with ExitStack() as stack:
-            for layer in _message_passing_layers(self.module):
-                stack.enter_context(call.inside(layer))
-            stack.enter_context(Intercept(call))
-            out = self.module(*args, **kwargs)
+            for layer in message_passing_layers(self.module):
+                stack.enter_context(inside(layer, call))
+            stack.enter_context(Tracing(call))
+            try:
+                out = self.module(*args, **kwargs)
+            except ConfigError as error:
+                raise located(error, self.module) from error
         self._watch(out)
         return out
 
@@ -154,13 +156,15 @@ class Parallelized(nn.Module):
 
     def drain(self) -> None:
         """Wait for rows that a halo policy still has on their way; due before the world closes."""
-        self._makers[True].drain()
+        self._makers[False].drain()
 
-    def _exchange_at(self, site: int) -> LayerExchange:
-        made = self._exchanges[self.training]
-        while len(made) <= site:
-            made.append(self._makers[self.training].at(len(made)))
-        return made[site]
+    def _exchange_at(self, number: int, exact: bool) -> LayerExchange:  # noqa: FBT001
+        site = number + EXACT_SITES if exact else number
+        without_policy = exact or not self.training
+        key = without_policy, site
+        if key not in self._exchanges:
+            self._exchanges[key] = self._makers[without_policy].at(site)
+        return self._exchanges[key]
 
     def _begin_backward(self, grad: Tensor) -> None:
         """Have the gradients of this backward, and no older ones, summed when it ends.
@@ -214,8 +218,3 @@ class Parallelized(nn.Module):
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self.module.parameters() if p.requires_grad]
 
-
-def _message_passing_layers(model: nn.Module) -> list[nn.Module]:
-    from torch_geometric.nn import MessagePassing
-
-    return [module for module in model.modules() if isinstance(module, MessagePassing)]

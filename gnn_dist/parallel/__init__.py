@@ -1,0 +1,1 @@
+"""Models written for one machine, on shards: `parallelize`."""

@@ -1,0 +1,172 @@
+"""Message-passing layers of PyTorch Geometric on a shard: on our kernels where they only sum."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from gnn_dist.halo.aggregate import REDUCES, aggregate
+from gnn_dist.halo.block import Block
+from gnn_dist.parallel.call import Call
+from gnn_dist.parallel.placement import Kind, mark, placement
+
+__all__ = ["inside", "message_passing_layers"]
+
+# Layers whose message is the source's row, times an argument of this name where it is given.
+# What counts is the function itself: a subclass with another message is not among them.
+WEIGHT_OF = {
+    "APPNP": "edge_weight",
+    "ARMAConv": "edge_weight",
+    "ChebConv": "norm",
+    "ClusterGCNConv": "edge_weight",
+    "GATConv": "alpha",
+    "GATv2Conv": "alpha",
+    "GCN2Conv": "edge_weight",
+    "GCNConv": "edge_weight",
+    "GINConv": "",
+    "GatedGraphConv": "edge_weight",
+    "GraphConv": "edge_weight",
+    "LGConv": "edge_weight",
+    "MFConv": "",
+    "MixHopConv": "edge_weight",
+    "PDNConv": "edge_weight",
+    "SAGEConv": "",
+    "SGConv": "edge_weight",
+    "SSGConv": "edge_weight",
+    "SimpleConv": "edge_weight",
+    "TAGConv": "edge_weight",
+}
+HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate")
+
+
+def message_passing_layers(model: nn.Module) -> list[Any]:
+    """Return the layers of a model that pass messages."""
+    from torch_geometric.nn import MessagePassing
+
+    return [module for module in model.modules() if isinstance(module, MessagePassing)]
+
+
+@contextmanager
+def inside(layer: Any, call: Call) -> Iterator[None]:
+    """Have a layer work on a shard while this lasts."""
+    plain = layer.propagate, layer.edge_updater
+    # An attribute of the instance hides the class's method until it is deleted.
+    layer.propagate = _propagate(layer, call, plain[0])
+    layer.edge_updater = _of_edges(layer, call, plain[1])
+    try:
+        yield
+    finally:
+        del layer.propagate, layer.edge_updater
+
+
+def _propagate(layer: Any, call: Call, plain: Callable[..., Any]) -> Callable[..., Any]:
+    whole = _of_edges(layer, call, plain)
+
+    def propagate(edge_index: Tensor, size: Any = None, **kwargs: Any) -> Any:
+        with call.pause():
+            weight = _weight(layer, call, edge_index, kwargs)
+            if weight is not None:
+                call.check_gradient(type(layer).__name__)
+                return _summed(layer, call, edge_index, kwargs, weight)
+        out = whole(edge_index, size=size, **kwargs)
+        if isinstance(out, Tensor) and placement(out) is None:
+            dim = layer.node_dim % max(out.dim(), 1)
+            if dim < out.dim() and out.size(dim) == call.num_owned:
+                call.as_nodes(out, dim)
+        return out
+
+    return propagate
+
+
+def _of_edges(layer: Any, call: Call, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Have what a function draws follow the edges it is given."""
+
+    def entry(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        call.check_gradient(type(layer).__name__)
+        placed = placement(edge_index)
+        before = call.ends
+        call.ends = edge_index if placed is not None and placed.kind is Kind.ENDS else None
+        try:
+            return plain(edge_index, *args, **kwargs)
+        finally:
+            call.ends = before
+
+    return entry
+
+
+@cache
+def _known_message(message: Any) -> str | None:
+    """Return the name of the weight in a message that our kernels compute; None if it is none."""
+    from torch_geometric.nn import MessagePassing, conv
+
+    for name, weight in WEIGHT_OF.items():
+        if message is getattr(conv, name).message:
+            return weight
+    return "" if message is MessagePassing.message else None
+
+
+def _weight(
+    layer: Any, call: Call, edge_index: Any, kwargs: dict[str, Any]
+) -> tuple[Tensor | None] | None:
+    """Return the weight (or no weight) of a sum that our kernels compute; None if they do not."""
+    from torch_geometric.nn import MessagePassing
+
+    kind = type(layer)
+    placed = placement(edge_index)
+    if placed is None or placed.kind is not Kind.ENDS or layer.flow != "source_to_target":
+        return None
+    name = _known_message(kind.message)
+    same = all(
+        getattr(kind, part) is getattr(MessagePassing, part) for part in ("aggregate", "update")
+    )
+    reduce = {"add": "sum"}.get(layer.aggr, layer.aggr) if isinstance(layer.aggr, str) else None
+    if name is None or not same or reduce not in REDUCES or layer.explain:
+        return None
+    if getattr(layer, "decomposed_layers", 1) > 1 or any(
+        getattr(layer, f"_{part}_forward{pre}_hooks", None)
+        for part in HOOKS
+        for pre in ("", "_pre")
+    ):
+        return None
+    weight = kwargs.get(name) if name else None
+    x = _source(kwargs.get("x"))
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.size(0) != call.num_owned:
+        return None
+    if x.dim() < 2 or layer.node_dim % x.dim() != 0:
+        return None
+    if weight is not None and (
+        not isinstance(weight, Tensor)
+        or reduce in ("max", "min")
+        or weight.dtype != x.dtype
+        or not (weight.dim() == 1 or (weight.dim() == 2 and weight.shape[1:] == x.shape[1:2]))
+        or (weight.dim() == 2 and x.dim() < 3)
+        or (weight.dim() == 1 and x.dim() > 2)
+    ):
+        return None
+    return (weight,)
+
+
+def _source(x: Any) -> Any:
+    return x[0] if isinstance(x, tuple | list) else x
+
+
+def _summed(
+    layer: Any,
+    call: Call,
+    edge_index: Tensor,
+    kwargs: dict[str, Any],
+    given: tuple[Tensor | None],
+) -> Tensor:
+    """Collective. Aggregate by our kernels, while halo rows travel."""
+    structure, order = call.lists.sorted(edge_index)
+    [weight] = given
+    if weight is not None and order is not None:
+        weight = weight.index_select(0, order)
+    block = Block(structure, call.next_exchange(exact=False))
+    reduce = "sum" if layer.aggr == "add" else layer.aggr
+    out = aggregate(_source(kwargs["x"]).contiguous(), block, reduce=reduce, weight=weight)
+    return mark(call.as_nodes(out, 0), placement(out))
+
+

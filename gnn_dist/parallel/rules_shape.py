@@ -1,0 +1,237 @@
+"""Rules for functions that move, join or rename dimensions, and for what only looks at a tensor."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gnn_dist.errors import ConfigError
+from gnn_dist.parallel.call import Call
+from gnn_dist.parallel.placement import Kind, Placement, mark, placement
+from gnn_dist.parallel.tracing import follow, marked, refuse, reshaped, rule
+
+__all__: list[str] = []
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+@rule(
+    *(Tensor.clone, torch.clone, Tensor.detach, torch.detach, Tensor.contiguous, Tensor.long),
+    *(Tensor.int, Tensor.to, Tensor.type, Tensor.cpu, Tensor.cuda, Tensor.requires_grad_),
+    *(Tensor.type_as, Tensor.data.__get__, Tensor.detach_, Tensor.pin_memory),
+)
+def same(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The same values."""
+    out = func(*args, **kwargs)
+    placed = placement(args[0])
+    return out if placed is None or not isinstance(out, Tensor) else mark(out, placed)
+
+
+@rule(
+    *(Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten),
+    *(Tensor.unflatten, torch.unflatten, Tensor.view_as, Tensor.reshape_as),
+)
+def view(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Other dimensions around the rows."""
+    out = func(*args, **kwargs)
+    tensor = args[0] if args else kwargs["input"]
+    placed = placement(tensor)
+    if placed is None or tensor.size(placed.dim) == 0 == out.numel():
+        return out if placed is None else _empty(out, placed)
+    dim = reshaped(out, tensor, placed.dim)
+    if dim is not None:
+        return mark(out, placed.at(dim))
+    if not placed.kind.holds_ids:
+        refuse(func, f"joins the rows of {placed.kind.value} with other dimensions")
+    return mark(out, None)
+
+
+def _empty(out: Tensor, placed: Placement) -> Tensor:
+    """Mark a view of no rows: where they are cannot be told from sizes, and they are none."""
+    dims = [dim for dim in range(out.dim()) if out.size(dim) == 0]
+    return mark(out, placed.at(placed.dim if placed.dim in dims else dims[0]) if dims else None)
+
+
+@rule(Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to)
+def expand(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """More dimensions on the left."""
+    out = func(*args, **kwargs)
+    placed = placement(args[0])
+    if placed is None:
+        others = list(marked(args[1:], {}))
+        return follow(out, others, func) if others else out
+    return mark(out, placed.at(out.dim() - args[0].dim() + placed.dim))
+
+
+@rule(Tensor.unsqueeze, torch.unsqueeze)
+def unsqueeze(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """One dimension more."""
+    out = func(*args, **kwargs)
+    tensor, dim = _arguments(args, kwargs, "dim")
+    placed = placement(tensor)
+    if placed is None:
+        return out
+    return mark(out, placed.at(placed.dim + (dim % out.dim() <= placed.dim)))
+
+
+@rule(Tensor.squeeze, torch.squeeze)
+def squeeze(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Dimensions of size one less; never that of the rows, of which a rank may have one."""
+    tensor, dim = _arguments(args, kwargs, "dim")
+    placed = placement(tensor)
+    if placed is None:
+        return func(*args, **kwargs)
+    if dim is None:
+        dims = [d for d in range(tensor.dim()) if tensor.size(d) == 1 and d != placed.dim]
+    else:
+        dims = [d % tensor.dim() for d in (dim if isinstance(dim, tuple | list) else [dim])]
+        dims = [d for d in dims if tensor.size(d) == 1 and d != placed.dim]
+    out = tensor.squeeze(dims)
+    return mark(out, placed.at(placed.dim - sum(d < placed.dim for d in dims)))
+
+
+@rule(
+    *(Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.t, torch.t),
+    *(Tensor.movedim, torch.movedim, torch.moveaxis, Tensor.moveaxis, torch.swapaxes),
+    *(Tensor.swapaxes, Tensor.T.__get__, Tensor.mT.__get__, Tensor.swapdims, torch.swapdims),
+)
+def permute(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The dimensions in another order."""
+    out = func(*args, **kwargs)
+    tensor = args[0] if args else kwargs["input"]
+    placed = placement(tensor)
+    if placed is None:
+        return out
+    # A tensor of as many dimensions, each of another size, tells where each of them goes.
+    sizes = tuple(range(2, tensor.dim() + 2))
+    shadow = torch.empty(sizes, device="meta")
+    if args:
+        turned = func(shadow, *args[1:], **kwargs)
+    else:
+        turned = func(**{**kwargs, "input": shadow})
+    where = list(turned.shape).index(sizes[placed.dim])
+    if placed.kind in (Kind.ENDS, Kind.REVERSED):
+        return mark(out, None if where == 0 else placed)
+    return mark(out, placed.at(where))
+
+
+@rule(torch.cat, torch.concat, torch.concatenate, torch.hstack, torch.vstack)
+def cat(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Along the rows, or beside them."""
+    out = func(*args, **kwargs)
+    parts = list(args[0] if args else kwargs["tensors"])
+    dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else 0))
+    if func is torch.hstack:
+        dim = 1 if out.dim() > 1 else 0
+    dim %= max(out.dim(), 1)
+    known = [(p, q) for p in parts if (q := placement(p)) is not None]
+    if not known:
+        return out
+    kinds = {placed.kind for _, placed in known}
+    ids = {kind for kind in kinds if kind.holds_ids}
+    along = dim == known[0][1].dim
+    if ids and along:
+        if len(ids) > 1:
+            refuse(func, "joins edges and reversed edges, whose targets may be on other ranks")
+        # What is joined without a mark are owned nodes: the model's new loops.
+        return mark(out, Placement(ids.pop(), known[0][1].dim, _ends_of(out, known[0][1])))
+    if along and Kind.NODES in kinds:
+        refuse(func, "puts rows beside those of this rank's nodes")
+    if along:
+        return mark(out, Placement(Kind.EDGES, dim))
+    return follow(out, known, func)
+
+
+def _ends_of(out: Tensor, placed: Placement) -> Tensor | None:
+    return out if placed.kind is Kind.ENDS else None
+
+
+@rule(torch.stack)
+def stack(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """One dimension more; sources and targets make an edge list."""
+    out = func(*args, **kwargs)
+    parts = list(args[0] if args else kwargs["tensors"])
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % out.dim()
+    known = [q for p in parts if (q := placement(p)) is not None]
+    if not known:
+        return out
+    kinds = [placed.kind for placed in known]
+    if dim == 0 and kinds in ([Kind.SOURCES, Kind.TARGETS], [Kind.TARGETS, Kind.SOURCES]):
+        kind = Kind.ENDS if kinds[0] is Kind.SOURCES else Kind.REVERSED
+        return mark(out, Placement(kind, 1, out if kind is Kind.ENDS else None))
+    first = known[0].rows_only()
+    return mark(out, first.at(first.dim + (dim <= first.dim)))
+
+
+@rule(Tensor.flip, torch.flip, Tensor.roll, torch.roll, torch.fliplr, torch.flipud)
+def turn_round(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Edges may be reversed; rows may not be moved."""
+    out = func(*args, **kwargs)
+    tensor = args[0] if args else kwargs["input"]
+    placed = placement(tensor)
+    if placed is None:
+        return out
+    name = "shifts" if func in (Tensor.roll, torch.roll) else "dims"
+    dims = args[-1] if len(args) > 1 else kwargs.get("dims", kwargs.get(name))
+    dims = [d % out.dim() for d in (dims if isinstance(dims, tuple | list) else [dims])]
+    if placed.kind in (Kind.ENDS, Kind.REVERSED) and dims == [0] and func in (
+        *(Tensor.flip, torch.flip, torch.flipud),
+    ):
+        turned = Kind.REVERSED if placed.kind is Kind.ENDS else Kind.ENDS
+        return mark(out, Placement(turned, 1, out if turned is Kind.ENDS else None))
+    if placed.dim in dims:
+        refuse(func, f"moves the rows of {placed.kind.value}")
+    return mark(out, placed.rows_only())
+
+
+@rule(
+    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
+)
+def new(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A tensor of the same dtype: one row for each row if it has as many."""
+    out: Tensor = func(*args, **kwargs)
+    placed = placement(args[0])
+    if placed is not None and placed.kind is Kind.NODES and out.dim() > 0:
+        dim = placed.dim if placed.dim < out.dim() else 0
+        if out.size(dim) == args[0].size(placed.dim):
+            return mark(out, placed.at(dim))
+    return out
+
+
+@rule(F.one_hot)
+def one_hot(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """One dimension more on the right."""
+    out = func(*args, **kwargs)
+    placed = placement(args[0])
+    return out if placed is None else mark(out, placed.rows_only())
+
+
+@rule(Tensor.numel)
+def numel(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Edge lists are never empty where there are nodes.
+
+    It is asked before the maximum is taken, for the number of nodes.
+    """
+    count: int = func(*args, **kwargs)
+    placed = placement(args[0])
+    return call.num_owned if count == 0 and placed and placed.kind.holds_ids else count
+
+
+@rule(Tensor.tolist, Tensor.numpy, Tensor.__array__)
+def leave(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What leaves PyTorch is not seen any more."""
+    placed = placement(args[0])
+    if placed is not None:
+        raise ConfigError(
+            f"Tensor.{func.__name__} of rows of {placed.kind.value}: what is computed of them "
+            "outside PyTorch would depend on the partition"
+        )
+    return func(*args, **kwargs)
+
+
+def _arguments(args: Args, kwargs: Kwargs, name: str) -> tuple[Tensor, Any]:
+    """Return a function's tensor and its second argument."""
+    tensor = args[0] if args else kwargs["input"]
+    return tensor, args[1] if len(args) > 1 else kwargs.get(name)

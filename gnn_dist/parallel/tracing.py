@@ -1,0 +1,142 @@
+"""Sees every function of PyTorch that a model calls, and has it do on a shard what it would do whole.
+
+    rule        functions with a rule do, or refuse, what needs other ranks    rules_*.py
+    no rule     the function is called, and its result marked as its arguments are
+
+The marks are those of `placement.py`. A function without a rule that turns rows of nodes into
+something that has no such rows is refused: it would have put this rank's rows together.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from gnn_dist.errors import ConfigError
+from gnn_dist.parallel.call import Call
+from gnn_dist.parallel.placement import Kind, Placement, mark, placement
+
+__all__ = ["RULES", "Rule", "Tracing", "follow", "function_name", "marked", "refuse", "rule"]
+
+Rule = Callable[[Call, Any, tuple[Any, ...], dict[str, Any]], Any]
+RULES: dict[Any, Rule] = {}
+
+
+def rule(*functions: Any) -> Callable[[Rule], Rule]:
+    """Make the decorated function the rule of others."""
+
+    def register(made: Rule) -> Rule:
+        RULES.update(dict.fromkeys(functions, made))
+        return made
+
+    return register
+
+
+class Tracing(TorchFunctionMode):
+    """Applies the rules while a model runs."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._call.paused:
+            return func(*args, **kwargs)
+        made = RULES.get(func)
+        if made is not None:
+            return made(self._call, func, args, kwargs)
+        return without_rule(func, args, kwargs)
+
+
+def without_rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function and mark what it returns as its arguments are."""
+    out = func(*args, **kwargs)
+    if not isinstance(out, Tensor | tuple | list):
+        return out
+    inputs = list(marked(args, kwargs))
+    if inputs:
+        for tensor in tensors((out,)):
+            follow(tensor, inputs, func)
+    return out
+
+
+def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among values, and in tuples and lists there."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from tensors(value)
+
+
+def marked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, Placement]]:
+    """Yield a function's arguments that have a mark."""
+    for tensor in tensors((*args, *kwargs.values())):
+        placed = placement(tensor)
+        if placed is not None:
+            yield tensor, placed
+
+
+def follow(out: Tensor, inputs: list[tuple[Tensor, Placement]], func: Any) -> Tensor:
+    """Mark the result of a function that works on each row alone.
+
+    Raises:
+        ConfigError: It has no such rows, so that the function has put rows together.
+    """
+    for tensor, placed in inputs:
+        dim = _same_rows(out, tensor, placed.dim)
+        if dim is not None:
+            return mark(out, placed.rows_only().at(dim))
+    for tensor, placed in inputs:
+        if not placed.kind.holds_ids and tensor.size(placed.dim) != 0:
+            refuse(func, f"puts the rows of this rank's {placed.kind.value} together")
+    return out
+
+
+def _same_rows(out: Tensor, tensor: Tensor, dim: int) -> int | None:
+    """Return where the rows of an argument are in a result; by broadcasting, or left as they are."""
+    size = tensor.size(dim)
+    from_right = out.dim() - (tensor.dim() - dim)
+    places = (from_right, dim) if out.dim() > tensor.dim() else (dim, from_right)
+    for place in places:
+        if 0 <= place < out.dim() and out.size(place) == size:
+            return place
+    return None
+
+
+def reshaped(out: Tensor, tensor: Tensor, dim: int) -> int | None:
+    """Return where rows are after a view: the dimensions before them are the same in number."""
+    before = prod(tensor.shape[:dim])
+    for place in range(out.dim()):
+        if out.size(place) == tensor.size(dim) and prod(out.shape[:place]) == before:
+            return place
+    return None
+
+
+def refuse(func: Any, why: str) -> None:
+    """Raise ConfigError about a function."""
+    raise ConfigError(f"{function_name(func)} {why}, and not those of all ranks")
+
+
+def function_name(func: Any) -> str:
+    """Return how a user writes a function."""
+    name = resolve_name(func) if callable(func) else None
+    return name or str(getattr(func, "__name__", func))
+
+
+def is_rows(placed: Placement | None) -> bool:
+    """Return whether a tensor's rows are spread over the ranks, each on one."""
+    return placed is not None and not placed.kind.holds_ids
+
+
+def is_positional(placed: Placement | None) -> bool:
+    """Return whether the order of rows depends on the partition, and means something.
+
+    Edges of a node are all on one rank: to sort them, say, is to prepare for work on each node.
+    """
+    return placed is not None and placed.kind in (Kind.NODES, Kind.SOME)
