@@ -26,7 +26,6 @@ class Case:
     Attributes:
         make: Makes the layer.
         call: Calls it with (layer, x, edge_index, extras).
-        draws: Whether it drops out or draws, so that it is compared in evaluation mode alone.
     """
 
     make: Callable[[], nn.Module]
@@ -153,7 +152,9 @@ CASES: dict[str, Case] = {
     "GCNConv": Case(lambda: pyg.GCNConv(F, K)),
     "GCNConv, improved": Case(lambda: pyg.GCNConv(F, K, improved=True), weighted),
     "GCNConv, kept": Case(lambda: pyg.GCNConv(F, K, cached=True)),
-    "GENConv": Case(lambda: pyg.GENConv(F, K, aggr="softmax", learn_t=True, edge_dim=3), attributed),
+    "GENConv": Case(
+        lambda: pyg.GENConv(F, K, aggr="softmax", learn_t=True, edge_dim=3), attributed
+    ),
     "GENConv, power": Case(lambda: pyg.GENConv(F, K, aggr="powermean", learn_p=True, norm="layer")),
     "GINConv": Case(lambda: pyg.GINConv(mlp(F, K), train_eps=True)),
     "GINEConv": Case(lambda: pyg.GINEConv(mlp(F, K), edge_dim=3), attributed),
@@ -201,7 +202,9 @@ CASES: dict[str, Case] = {
     "ResGatedGraphConv": Case(lambda: pyg.ResGatedGraphConv(F, K, edge_dim=3), attributed),
     "SAGEConv": Case(lambda: pyg.SAGEConv(F, K, normalize=True)),
     "SAGEConv, several": Case(lambda: pyg.SAGEConv(F, K, aggr=["mean", "max", "std"])),
-    "SAGEConv, median": Case(lambda: pyg.SAGEConv(F, K, aggr="median")),
+    "SAGEConv, sorted": Case(
+        lambda: pyg.SAGEConv(F, K, aggr="sort", aggr_kwargs={"k": 1}, root_weight=False)
+    ),
     "SAGEConv, softmax": Case(lambda: pyg.SAGEConv(F, K, aggr="softmax", project=True)),
     "SGConv": Case(lambda: pyg.SGConv(F, K, K=2)),
     "SSGConv": Case(lambda: pyg.SSGConv(F, K, alpha=0.1, K=2)),
@@ -210,7 +213,9 @@ CASES: dict[str, Case] = {
     "SimpleConv, loops": Case(lambda: pyg.SimpleConv(aggr="add", combine_root="self_loop")),
     "TAGConv": Case(lambda: pyg.TAGConv(F, K, K=2), weighted),
     "TransformerConv": Case(lambda: pyg.TransformerConv(F, 3, heads=2, edge_dim=3), attributed),
-    "TransformerConv, gated": Case(lambda: pyg.TransformerConv(F, 3, heads=2, beta=True, dropout=0.2)),
+    "TransformerConv, gated": Case(
+        lambda: pyg.TransformerConv(F, 3, heads=2, beta=True, dropout=0.2)
+    ),
     "WLConvContinuous": Case(lambda: pyg.WLConvContinuous()),
     "WLConvContinuous, weighted": Case(lambda: pyg.WLConvContinuous(), weighted),
 }

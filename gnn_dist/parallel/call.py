@@ -39,6 +39,7 @@ class Call:
         self.shard, self.world, self.key, self.lists = shard, world, key, lists
         self.transport = world.transport
         self.paused = False  # while our own code runs, its functions are not the model's
+        self.local = False  # while all rows that a function works on are here
         self.ends: Tensor | None = None  # edges of the layer that is sending messages now
         self.with_gradient = torch.is_grad_enabled()
         self._exchange_at = exchange_at
@@ -49,7 +50,7 @@ class Call:
 
     @property
     def num_owned(self) -> int:
-        """n."""
+        """Nodes of this rank, n."""
         return self.shard.num_owned
 
     @contextmanager
@@ -60,6 +61,15 @@ class Call:
             yield
         finally:
             self.paused = before
+
+    @contextmanager
+    def all_here(self) -> Iterator[None]:
+        """See nothing but draws while this lasts: what runs has all the rows it works on."""
+        before, self.local = self.local, True
+        try:
+            yield
+        finally:
+            self.local = before
 
     def next_exchange(self, *, exact: bool) -> LayerExchange:
         """Return the exchange of the next place that needs one."""

@@ -12,7 +12,7 @@ from gnn_dist.halo.block import Block
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.placement import Kind, mark, placement
 
-__all__ = ["inside", "message_passing_layers"]
+__all__ = ["inside", "message_passing_layers", "row_by_row", "row_by_row_modules"]
 
 # Layers whose message is the source's row, times an argument of this name where it is given.
 # What counts is the function itself: a subclass with another message is not among them.
@@ -51,14 +51,68 @@ def message_passing_layers(model: nn.Module) -> list[Any]:
 @contextmanager
 def inside(layer: Any, call: Call) -> Iterator[None]:
     """Have a layer work on a shard while this lasts."""
-    plain = layer.propagate, layer.edge_updater
+    from torch_geometric.nn import MessagePassing
+
+    made = {
+        "propagate": _propagate(layer, call, layer.propagate),
+        "edge_updater": _of_edges(layer, call, layer.edge_updater),
+    }
+    if type(layer).aggregate is MessagePassing.aggregate:
+        made["aggregate"] = _aggregate(layer, call, layer.aggregate)
     # An attribute of the instance hides the class's method until it is deleted.
-    layer.propagate = _propagate(layer, call, plain[0])
-    layer.edge_updater = _of_edges(layer, call, plain[1])
+    vars(layer).update(made)
     try:
         yield
     finally:
-        del layer.propagate, layer.edge_updater
+        for name in made:
+            delattr(layer, name)
+
+
+@contextmanager
+def row_by_row(module: nn.Module, call: Call) -> Iterator[None]:
+    """Have a module that maps each row alone, whatever it does to them meanwhile, run unseen."""
+    plain = module.forward
+
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with call.pause():
+            return mark(plain(x, *args, **kwargs), placement(x))
+
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def row_by_row_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules of a model that sort rows by type and put them back."""
+    from torch_geometric.nn import HeteroLinear
+
+    return [module for module in model.modules() if isinstance(module, HeteroLinear)]
+
+
+def _aggregate(layer: Any, call: Call, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Have any aggregation of in-edges, which are all here, run as on one machine."""
+
+    def aggregate(inputs: Any, index: Any, *args: Any, **kwargs: Any) -> Any:
+        placed = placement(index)
+        if placed is None or placed.kind is not Kind.TARGETS or args:
+            return plain(inputs, index, *args, **kwargs)
+        size = kwargs.get("dim_size")
+        with call.all_here():
+            if index.numel() or size != call.num_owned:
+                out = plain(inputs, index, **kwargs)
+            else:
+                # Some aggregations fail where there is no message at all: one of zeros, to a node
+                # that is left away, has the others do what they do for a node without any.
+                shape = [1 if n == 0 else n for n in inputs.shape]
+                kwargs = {**kwargs, "dim_size": size + 1, "ptr": None}
+                nothing = inputs.new_zeros(shape) + inputs.sum()  # which has a gradient, too
+                out = plain(nothing, index.new_tensor([size]), **kwargs)
+                out = out.narrow(layer.node_dim, 0, size)
+        return _marked_nodes(layer, call, out)
+
+    return aggregate
 
 
 def _propagate(layer: Any, call: Call, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,14 +124,18 @@ def _propagate(layer: Any, call: Call, plain: Callable[..., Any]) -> Callable[..
             if weight is not None:
                 call.check_gradient(type(layer).__name__)
                 return _summed(layer, call, edge_index, kwargs, weight)
-        out = whole(edge_index, size=size, **kwargs)
-        if isinstance(out, Tensor) and placement(out) is None:
-            dim = layer.node_dim % max(out.dim(), 1)
-            if dim < out.dim() and out.size(dim) == call.num_owned:
-                call.as_nodes(out, dim)
-        return out
+        return _marked_nodes(layer, call, whole(edge_index, size=size, **kwargs))
 
     return propagate
+
+
+def _marked_nodes(layer: Any, call: Call, out: Any) -> Any:
+    """Mark what a layer returns for each node, where it is not marked yet."""
+    if isinstance(out, Tensor) and out.dim() and placement(out) is None:
+        dim = layer.node_dim % out.dim()
+        if out.size(dim) == call.num_owned:
+            return call.as_nodes(out, dim)
+    return out
 
 
 def _of_edges(layer: Any, call: Call, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,5 +226,3 @@ def _summed(
     reduce = "sum" if layer.aggr == "add" else layer.aggr
     out = aggregate(_source(kwargs["x"]).contiguous(), block, reduce=reduce, weight=weight)
     return mark(call.as_nodes(out, 0), placement(out))
-
-

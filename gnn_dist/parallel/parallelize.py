@@ -27,18 +27,29 @@ from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.exchange import CLONES_ADD, ExchangeMaker, LayerExchange
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.ops.draws import DrawKey
-from gnn_dist.parallel import rules_draw, rules_index, rules_reduce, rules_shape
-from gnn_dist.parallel.arguments import mark_arguments
+from gnn_dist.parallel import rules_draw, rules_index, rules_reduce, rules_scatter, rules_shape
+from gnn_dist.parallel.arguments import Arguments
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.edge_lists import EdgeLists
-from gnn_dist.parallel.layers import inside, message_passing_layers
+from gnn_dist.parallel.layers import (
+    inside,
+    message_passing_layers,
+    row_by_row,
+    row_by_row_modules,
+)
 from gnn_dist.parallel.refusal import located, refused_modules
 from gnn_dist.parallel.tracing import Tracing
 from gnn_dist.shard.shard import Shard
 
 __all__ = ["Parallelized", "parallelize"]
 
-RULES = (rules_draw, rules_index, rules_reduce, rules_shape)  # importing them registers them
+RULES = (
+    rules_draw,
+    rules_index,
+    rules_reduce,
+    rules_scatter,
+    rules_shape,
+)  # importing them registers them
 EXACT_SITES = 1000  # exchanges that no policy applies to are numbered from here
 
 
@@ -112,6 +123,7 @@ class Parallelized(nn.Module):
         }
         self._exchanges: dict[tuple[bool, int], LayerExchange] = {}
         self._lists = EdgeLists(shard)
+        self._arguments = Arguments(module, shard, world)
         self._before: list[Tensor | None] | None = None  # gradients set aside during a backward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,10 +134,12 @@ class Parallelized(nn.Module):
             self._clock.begin(self.step)
         key = DrawKey(self._seed, self.step, 0)
         call = Call(self._shard, self._world, key, self._exchange_at, self._lists)
-        mark_arguments(self.module, self._shard, args, kwargs)
+        self._arguments.mark(args, kwargs)
         with ExitStack() as stack:
             for layer in message_passing_layers(self.module):
                 stack.enter_context(inside(layer, call))
+            for module in row_by_row_modules(self.module):
+                stack.enter_context(row_by_row(module, call))
             stack.enter_context(Tracing(call))
             try:
                 out = self.module(*args, **kwargs)
@@ -158,7 +172,7 @@ class Parallelized(nn.Module):
         """Wait for rows that a halo policy still has on their way; due before the world closes."""
         self._makers[False].drain()
 
-    def _exchange_at(self, number: int, exact: bool) -> LayerExchange:  # noqa: FBT001
+    def _exchange_at(self, number: int, exact: bool) -> LayerExchange:
         site = number + EXACT_SITES if exact else number
         without_policy = exact or not self.training
         key = without_policy, site
@@ -217,4 +231,3 @@ class Parallelized(nn.Module):
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self.module.parameters() if p.requires_grad]
-

@@ -24,6 +24,7 @@ class Kind(Enum):
     NODES = "owned nodes"
     EDGES = "edges"
     SOME = "some of the nodes or edges"
+    PICKED = "positions of owned nodes"  # values say which of the owned nodes
     SOURCES = "sources of edges"  # values are local ids, those of halo nodes among them
     TARGETS = "targets of edges"  # values are local ids of owned nodes
     ENDS = "ends of edges"  # (2, e): sources, targets
@@ -49,11 +50,13 @@ class Placement:
         dim: The placed dimension, not negative.
         ends: int64 (2, e), sources and targets of the edges that rows are of; None if unknown, or
             if rows are no edges.
+        guess: Whether it is only its size by which a fresh tensor was taken for rows of nodes.
     """
 
     kind: Kind
     dim: int
     ends: Tensor | None = None
+    guess: bool = False
 
     def at(self, dim: int) -> "Placement":
         """Return the same along another dimension."""
@@ -71,7 +74,7 @@ class Placement:
         return type(None), ()
 
 
-def placement(value: Any) -> Placement | None:  # noqa: ANN401 - any argument of a function
+def placement(value: Any) -> Placement | None:
     """Return the mark of a tensor, or None."""
     return getattr(value, MARK, None) if isinstance(value, Tensor) else None
 

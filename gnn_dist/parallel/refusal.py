@@ -33,6 +33,8 @@ REFUSED_CONVS = {
     "WLConv": "it numbers the colours of all nodes in a dictionary",
     "XConv": NEIGHBOURS,
 }
+# Aggregations in torch_geometric.nn.aggr whose result depends on more than the set of messages.
+IN_ORDER = ("GRUAggregation", "LSTMAggregation", "MLPAggregation")
 BY_SIZE = {"GraphSizeNorm": "it divides by the number of rows, which is this rank's"}
 
 
@@ -49,6 +51,8 @@ def refusal(module: nn.Module) -> str | None:
             nn.TransformerDecoder,
         ):
             return "attention over rows would see this rank's nodes only"
+        if home.startswith("torch_geometric.nn.aggr") and base.__name__ in IN_ORDER:
+            return "it depends on the order of the messages, which differs with the partition"
         if home.startswith("torch_geometric.nn.norm") and base.__name__ in BY_SIZE:
             return BY_SIZE[base.__name__]
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:

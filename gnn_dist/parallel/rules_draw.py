@@ -1,4 +1,4 @@
-"""Rules for draws, which follow original ids, and for batch norm, whose statistics are of all ranks."""
+"""Rules for draws, which follow original ids, and for batch norm, which counts all ranks' rows."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ DRAWS_IN_TRAINING = (
 )
 
 
-@rule(*(f for f in DRAWS if f not in (torch.rand_like, torch.bernoulli)))
+@rule(*(f for f in DRAWS if f not in (torch.rand_like, torch.bernoulli)), draws=True)
 def draw(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Refused."""
     raise ConfigError(
@@ -40,7 +40,7 @@ def draw(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     )
 
 
-@rule(*DRAWS_IN_TRAINING)
+@rule(*DRAWS_IN_TRAINING, draws=True)
 def draw_in_training(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Refused in training."""
     training = kwargs.get("training") or kwargs.get("train")
@@ -50,7 +50,7 @@ def draw_in_training(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return mark(out, placement(args[0])) if args and isinstance(out, Tensor) else out
 
 
-@rule(torch.rand)
+@rule(torch.rand, draws=True)
 def rand(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Uniform numbers; their size says what for."""
     size = args[0] if args and isinstance(args[0], tuple | list) else args
@@ -62,7 +62,7 @@ def rand(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _uniform(call, torch.empty_like(like, device=call.world.device))
 
 
-@rule(torch.rand_like)
+@rule(torch.rand_like, draws=True)
 def rand_like(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Uniform numbers, by id."""
     x = args[0] if args else kwargs["input"]
@@ -70,7 +70,7 @@ def rand_like(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return mark(_uniform(call, mark(x.detach().to(dtype), placement(x))), placement(x))
 
 
-@rule(torch.bernoulli)
+@rule(torch.bernoulli, draws=True)
 def bernoulli(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Zeros and ones of given probabilities, by id."""
     p = args[0] if args else kwargs["input"]
@@ -84,9 +84,7 @@ def _uniform(call: Call, like: Tensor) -> Tensor:
     call.check_gradient("a draw")
     ids, dim = call.row_ids(like, "a draw")
     rows = like.movedim(dim, 0)
-    columns = [
-        uniform_by_id(call.next_key(), ids) for _ in range(rows.shape[1:].numel())
-    ]
+    columns = [uniform_by_id(call.next_key(), ids) for _ in range(rows.shape[1:].numel())]
     drawn = torch.stack(columns, 1) if columns else torch.zeros(len(rows), 0)
     placed = placement(like)
     out = drawn.view(rows.shape).movedim(0, dim).to(like.dtype)
@@ -95,7 +93,7 @@ def _uniform(call: Call, like: Tensor) -> Tensor:
     return mark(out.clamp(max=limit), placed)
 
 
-@rule(F.dropout)
+@rule(F.dropout, draws=True)
 def dropout(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """By id."""
     given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
@@ -112,7 +110,7 @@ def dropout(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return mark(out, placement(x))
 
 
-@rule(F.batch_norm)
+@rule(F.batch_norm, draws=True)
 def batch_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """With the statistics of all ranks' rows."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum")
@@ -134,7 +132,7 @@ def batch_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return mark(out, placed)
 
 
-@rule(F.instance_norm)
+@rule(F.instance_norm, draws=True)
 def instance_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The same, of rows that lie along the last dimension of one instance."""
     names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats")
@@ -158,7 +156,7 @@ def instance_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return mark(out.t()[None], placed)
 
 
-@rule(torch.batch_norm, torch.instance_norm)
+@rule(torch.batch_norm, torch.instance_norm, draws=True)
 def raw_batch_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Refused."""
     raise ConfigError(f"torch.{func.__name__} counts this rank only: use torch.nn.BatchNorm1d")

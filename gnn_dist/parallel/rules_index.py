@@ -1,7 +1,6 @@
-"""Rules for reading rows by index, and for summing rows by index.
+"""Rules for reading rows by index, and for setting them.
 
-A row read at the source of an edge may be another rank's: it is fetched. What is summed at sources
-is sent to their owners, and what is summed by anything that is no node is summed over the ranks.
+A row read at the source of an edge may be another rank's: it is fetched.
 """
 
 from typing import Any
@@ -10,18 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnn_dist.errors import ConfigError
 from gnn_dist.parallel.call import Call
-from gnn_dist.parallel.extremes import extreme_of_groups
 from gnn_dist.parallel.placement import Kind, Placement, mark, placement
 from gnn_dist.parallel.tracing import (
-    follow,
-    function_name,
     is_positional,
     is_rows,
     marked,
     refuse,
     rule,
+    three,
 )
 
 __all__: list[str] = []
@@ -44,14 +40,13 @@ def getitem(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return _of_table(call, func, x, index, parts)
     at, part = _part_at(parts, x.dim(), placed.dim)
     if part is None:
-        return mark(func(x, index), _unless_gone(placed, at))
+        return mark(func(x, index), placed.at(at))
     if isinstance(part, Tensor):
         part_dim = part.dim()
         rows = _rows_to_read(call, x, placed, part, func)
-        new = tuple(_without(part) if p is part else p for p in parts)
-        out = func(rows, new if isinstance(index, tuple) else new[0])
+        out = func(rows, index)
         return _picked(call, out, placed, part, at) if part_dim == 1 else _several(out, placed)
-    if isinstance(part, slice) and part == slice(None):
+    if _is_all(part, x.size(placed.dim)):
         return mark(func(x, index), placed.at(at))
     if is_positional(placed):
         refuse(func, f"picks rows of {placed.kind.value} by position")
@@ -77,14 +72,6 @@ def _part_at(parts: tuple[Any, ...], num_dims: int, dim: int) -> tuple[int, Any]
         at_in += part.dim() if isinstance(part, Tensor) and part.dtype == torch.bool else 1
         at_out += not isinstance(part, int)
     return at_out + dim - at_in, None
-
-
-def _unless_gone(placed: Placement, at: int) -> Placement:
-    return placed.at(at)
-
-
-def _without(part: Tensor) -> Tensor:
-    return part
 
 
 def _several(out: Tensor, placed: Placement) -> Tensor:
@@ -126,8 +113,10 @@ def select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     x = args[0] if args else kwargs["input"]
     dim = (args[1] if len(args) > 1 else kwargs["dim"]) % x.dim()
     at = args[2] if len(args) > 2 else kwargs["index"]
-    return getitem(call, Tensor.__getitem__, (x, (*[slice(None)] * dim, at)), {}) if dim else (
-        getitem(call, Tensor.__getitem__, (x, at), {})
+    return (
+        getitem(call, Tensor.__getitem__, (x, (*[slice(None)] * dim, at)), {})
+        if dim
+        else (getitem(call, Tensor.__getitem__, (x, at), {}))
     )
 
 
@@ -187,7 +176,7 @@ def _of_table(call: Call, func: Any, x: Tensor, index: Any, parts: tuple[Any, ..
 @rule(Tensor.index_select, torch.index_select)
 def index_select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Rows by a list of indices."""
-    x, dim, index = _three(args, kwargs, ("input", "dim", "index"))
+    x, dim, index = three(args, kwargs, ("input", "dim", "index"))
     dim %= max(x.dim(), 1)
     placed, by = placement(x), placement(index)
     if placed is not None and placed.kind in ENDS:
@@ -213,13 +202,46 @@ def masked_select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return mark(out, Placement(Kind.SOME, 0)) if inputs else out
 
 
-@rule(Tensor.nonzero, torch.nonzero)
+@rule(Tensor.nonzero, torch.nonzero, torch.argwhere, Tensor.argwhere)
 def nonzero(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Positions, which depend on the partition."""
-    placed = placement(args[0] if args else kwargs["input"])
-    if is_positional(placed):
+    """Positions, which only serve to pick rows and to put them back."""
+    x = args[0] if args else kwargs["input"]
+    placed = placement(x)
+    out = func(*args, **kwargs)
+    if placed is None or placed.kind.by_edge:
+        return out
+    if placed.kind is not Kind.NODES or x.dim() != 1:
         refuse(func, "returns positions of this rank's rows")
-    return func(*args, **kwargs)
+    for found in out if isinstance(out, tuple) else (out,):
+        mark(found, Placement(Kind.PICKED, 0))
+    return out
+
+
+@rule(Tensor.index_copy_, Tensor.index_copy, torch.index_copy, Tensor.index_fill_)
+def index_copy(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Rows put where they were picked."""
+    x, dim, index = three(args, kwargs, ("input", "dim", "index"))
+    placed, by = placement(x), placement(index)
+    if placed is not None and placed.dim == dim % x.dim() and is_positional(placed):
+        _check_put(call, func, placed, index)
+    elif placed is None and by is not None and by.kind is not Kind.PICKED:
+        refuse(func, "sets entries by the rows of this rank")
+    out = func(*args, **kwargs)
+    return out if placed is None else mark(out, placed)
+
+
+def _check_put(call: Call, func: Any, placed: Placement, index: Any) -> None:
+    """Refuse to set rows of nodes by anything that is not known to mean them."""
+    by = placement(index)
+    if isinstance(index, Tensor) and index.dtype == torch.bool:
+        return
+    if by is not None and by.kind is Kind.SOURCES:
+        # Loops are edges whose sources are owned. If so on all ranks, nothing is set elsewhere.
+        if bool((index < call.num_owned).all()):
+            return
+        refuse(func, "sets rows at the sources of edges, which may be on other ranks")
+    if by is None or by.kind not in (Kind.TARGETS, Kind.PICKED):
+        refuse(func, f"sets rows of {placed.kind.value} by position")
 
 
 @rule(F.embedding, torch.embedding)
@@ -238,7 +260,7 @@ def embedding(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(Tensor.gather, torch.gather, Tensor.take_along_dim, torch.take_along_dim)
 def gather(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """An index for each element."""
-    x, dim, index = _three(args, kwargs, ("input", "dim", "index"))
+    x, dim, index = three(args, kwargs, ("input", "dim", "index"))
     dim %= max(x.dim(), 1)
     placed, by = placement(x), placement(index)
     if placed is None and by is not None and by.kind.holds_ids and x.size(dim) == call.num_owned:
@@ -251,16 +273,14 @@ def gather(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return _picked(call, func(rows, dim, index), placed, index, dim)
 
 
-def _rows_to_read(
-    call: Call, x: Tensor, placed: Placement, index: Tensor, func: Any
-) -> Tensor:
+def _rows_to_read(call: Call, x: Tensor, placed: Placement, index: Tensor, func: Any) -> Tensor:
     """Return what an index of rows reads from: with halo rows where it holds sources."""
     by = placement(index)
     if placed.kind is Kind.NODES and by is not None and by.kind is Kind.SOURCES:
         return call.lift(x, placed.dim)
     if index.dtype == torch.bool or placed.kind.by_edge:
         return x
-    if placed.kind is Kind.NODES and by is not None and by.kind is Kind.TARGETS:
+    if by is not None and by.kind in (Kind.TARGETS, Kind.PICKED) and placed.kind is Kind.NODES:
         return x
     refuse(func, f"picks rows of {placed.kind.value} by position")
     return x
@@ -283,123 +303,17 @@ def setitem(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     placed = placement(x)
     parts = index if isinstance(index, tuple) else (index,)
     by = [placement(part) for part in parts if isinstance(part, Tensor)]
-    if any(p is not None and p.kind is Kind.SOURCES for p in by):
-        refuse(func, "sets rows at the sources of edges, which may be on other ranks")
-    if placed is None and any(is_rows(p) for p in by) and x.size(0) != call.num_owned:
+    if placed is None and any(by) and x.dim() and x.size(0) == call.num_owned:
+        placed = placement(call.as_nodes(x, 0))
+    if placed is None and any(is_rows(p) for p in by):
         refuse(func, "sets entries by the rows of this rank")
-    if placed is not None:
+    if placed is not None and is_positional(placed):
         _, part = _part_at(parts, x.dim(), placed.dim)
-        whole = part is None or (isinstance(part, slice) and part == slice(None))
-        targets = isinstance(part, Tensor) and (
-            part.dtype == torch.bool or getattr(placement(part), "kind", None) is Kind.TARGETS
-        )
-        if is_positional(placed) and not whole and not targets:
-            refuse(func, f"sets rows of {placed.kind.value} by position")
+        if part is not None and not _is_all(part, x.size(placed.dim)):
+            _check_put(call, func, placed, part)
     return func(*args)
 
 
-@rule(
-    *(Tensor.scatter_add_, Tensor.scatter_add, torch.scatter_add, Tensor.index_add_),
-    *(Tensor.index_add, torch.index_add, Tensor.scatter_reduce_, Tensor.scatter_reduce),
-    *(torch.scatter_reduce, Tensor.scatter_, Tensor.scatter, torch.scatter),
-    *(Tensor.index_reduce_, Tensor.index_reduce, torch.index_reduce),
-)
-def scatter(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Rows reduced by index."""
-    base, dim, index = _three(args, kwargs, ("input", "dim", "index"))
-    dim %= max(base.dim(), 1)
-    by, name = placement(index), _reduction(func, args, kwargs)
-    source = args[3] if len(args) > 3 else kwargs.get("src", kwargs.get("source"))
-    of = placement(source) if isinstance(source, Tensor) else None
-    if by is not None and by.kind is Kind.SOURCES:
-        if name != "sum":
-            refuse(func, f"reduces ({name}) at the sources of edges, whose owners can only add,")
-        return _at_sources(call, func, args, kwargs, base, dim)
-    if by is not None and by.kind is Kind.TARGETS:
-        out = func(*args, **kwargs)
-        return mark(out, Placement(Kind.NODES, dim))
-    spread = next((p for p in (of, by) if p is not None and p.dim == dim), None)
-    if spread is None:
-        out = func(*args, **kwargs)
-        inputs = [(t, p) for t, p in marked(args, kwargs) if t.dim() == out.dim()]
-        return follow(out, inputs, func) if inputs else out
-    if placement(base) is not None and is_rows(placement(base)):
-        refuse(func, f"reduces rows of {spread.kind.value} by position")
-    return _pooled(call, func, (args, kwargs), name, (base, dim))
-
-
-def _reduction(func: Any, args: Args, kwargs: Kwargs) -> str:
-    name = func.__name__
-    if "add" in name:
-        return "sum"
-    if "reduce" in name:
-        given = kwargs.get("reduce", args[4] if len(args) > 4 else "")
-        return {"amax": "max", "amin": "min", "add": "sum"}.get(given, given)
-    return {"add": "sum"}.get(kwargs.get("reduce", ""), kwargs.get("reduce", "set"))
-
-
-def _at_sources(
-    call: Call, func: Any, args: Args, kwargs: Kwargs, base: Tensor, dim: int
-) -> Tensor:
-    """Sum at sources: over all sources here, then at their owners."""
-    if base.size(dim) != call.num_owned:
-        refuse(func, "sums at the sources of edges into other rows than one per node")
-    shape = list(base.shape)
-    shape[dim] = call.shard.structure.num_src
-    wide = base.new_zeros(shape)
-    rest = {k: v for k, v in kwargs.items() if k not in ("input", "self")}
-    sums = getattr(Tensor, func.__name__)(wide, *args[1:], **rest)
-    folded = call.fold(sums, dim)
-    inplace = func.__name__.endswith("_")
-    out = base.add_(folded) if inplace else base + folded
-    return mark(out, Placement(Kind.NODES, dim))
-
-
-def _pooled(
-    call: Call,
-    func: Any,
-    given: tuple[Args, Kwargs],
-    name: str,
-    into: tuple[Tensor, int],
-) -> Tensor:
-    """Rows of all ranks reduced into a few, equal on all ranks."""
-    base, dim = into
-    args, kwargs = given
-    sizes = torch.tensor([base.size(dim), -base.size(dim)])
-    call.transport.all_reduce(sizes, "max").wait()
-    if sizes[0] != -sizes[1]:
-        refuse(func, f"reduces into {base.size(dim)} rows on this rank, others on others,")
-    if name == "sum":
-        fresh = torch.zeros_like(base)
-        rest = {k: v for k, v in kwargs.items() if k not in ("input", "self")}
-        total = call.sum_over_ranks(getattr(Tensor, func.__name__)(fresh, *args[1:], **rest))
-        return mark(base.add_(total) if func.__name__.endswith("_") else base + total, None)
-    if name in ("max", "min"):
-        _, _, index = _three(args, kwargs, ("input", "dim", "index"))
-        source = args[3] if len(args) > 3 else kwargs["src"]
-        return mark(extreme_of_groups(call, source, index, name, into), None)
-    refuse(func, f"reduces ({name or 'without a reduction'}) rows of this rank into a few")
-    return base
-
-
-@rule(Tensor.bincount, torch.bincount)
-def bincount(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Counts by index."""
-    x = args[0] if args else kwargs["input"]
-    placed = placement(x)
-    if placed is None:
-        return func(*args, **kwargs)
-    if placed.kind not in (Kind.SOURCES, Kind.TARGETS):
-        raise ConfigError(f"{function_name(func)} counts this rank's rows only: use scatter")
-    count = func(x, minlength=call.shard.structure.num_src)
-    if placed.kind is Kind.SOURCES:
-        count = call.fold(count.double(), 0).long()  # whole numbers up to 2^53
-    return mark(count[: call.num_owned], Placement(Kind.NODES, 0))
-
-
-def _three(args: Args, kwargs: Kwargs, names: tuple[str, str, str]) -> tuple[Any, Any, Any]:
-    """Return a function's first three arguments, by position or by name."""
-    given = list(args[:3])
-    for name in names[len(given) :]:
-        given.append(kwargs[name])
-    return given[0], given[1], given[2]
+def _is_all(part: Any, size: int) -> bool:
+    """Return whether a slice takes everything."""
+    return isinstance(part, slice) and part.indices(size) == (0, size, 1)

@@ -77,7 +77,7 @@ def spread(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     count = _count(call, x, placed, dims)
     mean = call.sum_over_ranks(x.sum(dims, keepdim=True)) / count
     squares = call.sum_over_ranks((x - mean).square().sum(dims, keepdim=keepdim))
-    out = squares / max(count - float(correction), 0.0)
+    out = squares / max(count - float(1 if correction is None else correction), 0.0)
     if "std" in func.__name__:
         out = out.sqrt()
     if func in (torch.var_mean, torch.std_mean):
@@ -169,9 +169,7 @@ def in_order(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return func(*args, **kwargs)
     named = kwargs.get("dim", kwargs.get("axis"))
     if named is None:
-        named = next(
-            (a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)), None
-        )
+        named = next((a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)), None)
     if func in (Tensor.topk, torch.topk, Tensor.kthvalue, torch.kthvalue):
         named = kwargs.get("dim", args[2] if len(args) > 2 else -1)
     last = ("sort", "argsort", "topk", "kthvalue", "median", "mode", "diff")
@@ -181,7 +179,7 @@ def in_order(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
         named = 1 if x.dim() == 2 else 0
     dim = placed.dim if named is None else named % x.dim()
     softmax = "soft" in func.__name__ or "sum" in func.__name__[:6]
-    if dim == placed.dim and (is_positional(placed) or softmax and "cum" not in func.__name__):
+    if dim == placed.dim and (is_positional(placed) or (softmax and "cum" not in func.__name__)):
         refuse(func, f"goes over the rows of this rank's {placed.kind.value}")
     out = func(*args, **kwargs)
     for tensor in tensors((out,)):
@@ -215,16 +213,19 @@ def order_of_ids(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 )
 def matmul(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A product of matrices, which may sum over the rows of all ranks."""
-    a = args[0] if args else kwargs["input"]
-    b = args[1] if len(args) > 1 else kwargs.get("weight", kwargs.get("other", kwargs.get("mat2")))
+    names = ("weight", "other", "mat2", "vec", "tensor")
+    a: Tensor = args[0] if args else kwargs["input"]
+    b: Tensor = args[1] if len(args) > 1 else next(kwargs[n] for n in names if n in kwargs)
     if func is Tensor.__rmatmul__:
         a, b = b, a
     first, second = placement(a), placement(b)
     if first is None and second is None:
         return func(*args, **kwargs)
     over = (0 if b.dim() == 1 else b.dim() - 2) if func is not F.linear else b.dim() - 1
-    summed = (first is not None and first.dim == a.dim() - 1,
-              second is not None and second.dim == over)
+    summed = (
+        first is not None and first.dim == a.dim() - 1,
+        second is not None and second.dim == over,
+    )
     if any(summed) and not all(summed):
         refuse(func, "sums over this rank's rows alone")
     if all(summed):
@@ -233,7 +234,7 @@ def matmul(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return mark(call.sum_over_ranks(func(*args, **kwargs)), None)
     out = func(*args, **kwargs)
     both = [p for p in (first, second) if p is not None]
-    batched = len({p.dim for p in both}) == 1 and a.dim() == b.dim() == 3 and both[0].dim == 0
+    batched = len({p.dim for p in both}) == 1 and a.dim() == b.dim() > both[0].dim + 2
     if len(both) == 2 and not batched:
         refuse(func, "pairs each of this rank's rows with each other one")
     if first is not None:
@@ -298,7 +299,7 @@ def group_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _input(args: Args, kwargs: Kwargs, other: str = "self") -> tuple[Tensor, Placement | None]:
-    x = args[0] if args else kwargs.get("input", kwargs.get(other))
+    x: Any = args[0] if args else kwargs.get("input", kwargs.get(other))
     return x, placement(x)
 
 
@@ -335,5 +336,3 @@ def _count(call: Call, x: Tensor, placed: Placement, dims: list[int]) -> int:
         own *= x.size(dim) if dim != placed.dim else 1
     rows = call.count(x.size(placed.dim))
     return max(own * rows, 1)
-
-

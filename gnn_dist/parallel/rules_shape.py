@@ -1,5 +1,6 @@
 """Rules for functions that move, join or rename dimensions, and for what only looks at a tensor."""
 
+from math import prod
 from typing import Any
 
 import torch
@@ -17,10 +18,15 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
+def _getter(name: str) -> Any:
+    """Return the function by which an attribute of tensors is read."""
+    return getattr(Tensor, name).__get__
+
+
 @rule(
     *(Tensor.clone, torch.clone, Tensor.detach, torch.detach, Tensor.contiguous, Tensor.long),
     *(Tensor.int, Tensor.to, Tensor.type, Tensor.cpu, Tensor.cuda, Tensor.requires_grad_),
-    *(Tensor.type_as, Tensor.data.__get__, Tensor.detach_, Tensor.pin_memory),
+    *(Tensor.type_as, _getter("data"), Tensor.detach_, Tensor.pin_memory),
 )
 def same(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The same values."""
@@ -35,21 +41,32 @@ def same(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 )
 def view(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Other dimensions around the rows."""
-    out = func(*args, **kwargs)
     tensor = args[0] if args else kwargs["input"]
     placed = placement(tensor)
-    if placed is None or tensor.size(placed.dim) == 0 == out.numel():
-        return out if placed is None else _empty(out, placed)
+    if placed is None:
+        return func(*args, **kwargs)
+    if tensor.numel() == 0:
+        return _empty_view(func, args, kwargs, placed)
+    out = func(*args, **kwargs)
     dim = reshaped(out, tensor, placed.dim)
-    if dim is not None:
+    if dim is not None and placed.kind is not Kind.SOME:
         return mark(out, placed.at(dim))
-    if not placed.kind.holds_ids:
-        refuse(func, f"joins the rows of {placed.kind.value} with other dimensions")
-    return mark(out, None)
+    # Rows joined with dimensions after them: that many more rows, of which none is known.
+    before = prod(tensor.shape[: placed.dim])
+    joined = [d for d in range(out.dim()) if prod(out.shape[:d]) == before]
+    return mark(out, Placement(Kind.SOME, joined[0] if joined else 0))
 
 
-def _empty(out: Tensor, placed: Placement) -> Tensor:
-    """Mark a view of no rows: where they are cannot be told from sizes, and they are none."""
+def _empty_view(func: Any, args: Args, kwargs: Kwargs, placed: Placement) -> Tensor:
+    """View no rows as a rank with rows does: a size of -1 follows from the other dimensions."""
+    tensor = args[0] if args else kwargs["input"]
+    sizes = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
+    if func in (Tensor.view, Tensor.reshape, torch.reshape) and -1 in sizes and 0 in sizes:
+        known = prod(n for n in sizes if n > 0)
+        rest = prod(n for d, n in enumerate(tensor.shape) if d != placed.dim)
+        out = tensor.reshape([max(rest // known, 1) if n == -1 else n for n in sizes])
+    else:
+        out = func(*args, **kwargs)
     dims = [dim for dim in range(out.dim()) if out.size(dim) == 0]
     return mark(out, placed.at(placed.dim if placed.dim in dims else dims[0]) if dims else None)
 
@@ -95,7 +112,7 @@ def squeeze(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(
     *(Tensor.transpose, torch.transpose, Tensor.permute, torch.permute, Tensor.t, torch.t),
     *(Tensor.movedim, torch.movedim, torch.moveaxis, Tensor.moveaxis, torch.swapaxes),
-    *(Tensor.swapaxes, Tensor.T.__get__, Tensor.mT.__get__, Tensor.swapdims, torch.swapdims),
+    *(Tensor.swapaxes, _getter("T"), _getter("mT"), Tensor.swapdims, torch.swapdims),
 )
 def permute(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The dimensions in another order."""
@@ -107,10 +124,8 @@ def permute(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     # A tensor of as many dimensions, each of another size, tells where each of them goes.
     sizes = tuple(range(2, tensor.dim() + 2))
     shadow = torch.empty(sizes, device="meta")
-    if args:
-        turned = func(shadow, *args[1:], **kwargs)
-    else:
-        turned = func(**{**kwargs, "input": shadow})
+    named = {} if args else {"input": shadow}
+    turned = func(*((shadow, *args[1:]) if args else ()), **{**kwargs, **named})
     where = list(turned.shape).index(sizes[placed.dim])
     if placed.kind in (Kind.ENDS, Kind.REVERSED):
         return mark(out, None if where == 0 else placed)
@@ -137,7 +152,8 @@ def cat(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
             refuse(func, "joins edges and reversed edges, whose targets may be on other ranks")
         # What is joined without a mark are owned nodes: the model's new loops.
         return mark(out, Placement(ids.pop(), known[0][1].dim, _ends_of(out, known[0][1])))
-    if along and Kind.NODES in kinds:
+    # Behind values of edges stand those of the nodes' loops.
+    if along and Kind.NODES in kinds and known[0][1].kind is not Kind.EDGES:
         refuse(func, "puts rows beside those of this rank's nodes")
     if along:
         return mark(out, Placement(Kind.EDGES, dim))
@@ -176,8 +192,10 @@ def turn_round(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     name = "shifts" if func in (Tensor.roll, torch.roll) else "dims"
     dims = args[-1] if len(args) > 1 else kwargs.get("dims", kwargs.get(name))
     dims = [d % out.dim() for d in (dims if isinstance(dims, tuple | list) else [dims])]
-    if placed.kind in (Kind.ENDS, Kind.REVERSED) and dims == [0] and func in (
-        *(Tensor.flip, torch.flip, torch.flipud),
+    if (
+        placed.kind in (Kind.ENDS, Kind.REVERSED)
+        and dims == [0]
+        and func in (*(Tensor.flip, torch.flip, torch.flipud),)
     ):
         turned = Kind.REVERSED if placed.kind is Kind.ENDS else Kind.ENDS
         return mark(out, Placement(turned, 1, out if turned is Kind.ENDS else None))
@@ -196,7 +214,7 @@ def new(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if placed is not None and placed.kind is Kind.NODES and out.dim() > 0:
         dim = placed.dim if placed.dim < out.dim() else 0
         if out.size(dim) == args[0].size(placed.dim):
-            return mark(out, placed.at(dim))
+            return mark(out, Placement(Kind.NODES, dim, guess=True))
     return out
 
 
@@ -210,13 +228,18 @@ def one_hot(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @rule(Tensor.numel)
 def numel(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Edge lists are never empty where there are nodes.
+    """Edge lists and what says for each node where it belongs are never empty.
 
-    It is asked before the maximum is taken, for the number of nodes.
+    It is asked before the maximum is taken, for the number of nodes or groups.
     """
     count: int = func(*args, **kwargs)
     placed = placement(args[0])
-    return call.num_owned if count == 0 and placed and placed.kind.holds_ids else count
+    if count or placed is None:
+        return count
+    if placed.kind in (Kind.ENDS, Kind.REVERSED):
+        return call.num_owned
+    is_index = placed.kind is Kind.NODES and args[0].dtype == torch.int64
+    return int(is_index)  # the graph has nodes, if not here
 
 
 @rule(Tensor.tolist, Tensor.numpy, Tensor.__array__)

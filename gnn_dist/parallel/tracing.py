@@ -1,4 +1,4 @@
-"""Sees every function of PyTorch that a model calls, and has it do on a shard what it would do whole.
+"""Sees every function of PyTorch that a model calls; has it do on shards what it does whole.
 
     rule        functions with a rule do, or refuse, what needs other ranks    rules_*.py
     no rule     the function is called, and its result marked as its arguments are
@@ -18,17 +18,30 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.placement import Kind, Placement, mark, placement
 
-__all__ = ["RULES", "Rule", "Tracing", "follow", "function_name", "marked", "refuse", "rule"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "Tracing",
+    "follow",
+    "function_name",
+    "marked",
+    "refuse",
+    "rule",
+    "three",
+]
 
 Rule = Callable[[Call, Any, tuple[Any, ...], dict[str, Any]], Any]
 RULES: dict[Any, Rule] = {}
+DRAWS: set[Any] = set()  # those that apply even where all rows are known to be here
 
 
-def rule(*functions: Any) -> Callable[[Rule], Rule]:
+def rule(*functions: Any, draws: bool = False) -> Callable[[Rule], Rule]:
     """Make the decorated function the rule of others."""
 
     def register(made: Rule) -> Rule:
         RULES.update(dict.fromkeys(functions, made))
+        if draws:
+            DRAWS.update(functions)
         return made
 
     return register
@@ -41,13 +54,13 @@ class Tracing(TorchFunctionMode):
         super().__init__()
         self._call = call
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._call.paused:
             return func(*args, **kwargs)
         made = RULES.get(func)
+        if self._call.local and (made is None or func not in DRAWS):
+            return func(*args, **kwargs)
         if made is not None:
             return made(self._call, func, args, kwargs)
         return without_rule(func, args, kwargs)
@@ -88,6 +101,9 @@ def follow(out: Tensor, inputs: list[tuple[Tensor, Placement]], func: Any) -> Te
     Raises:
         ConfigError: It has no such rows, so that the function has put rows together.
     """
+    kinds = {placed.kind for _, placed in inputs}
+    if len(kinds & {Kind.NODES, Kind.SOME}) == 2:
+        refuse(func, "puts the rows of this rank's nodes beside some, picked by position")
     for tensor, placed in inputs:
         dim = _same_rows(out, tensor, placed.dim)
         if dim is not None:
@@ -99,7 +115,7 @@ def follow(out: Tensor, inputs: list[tuple[Tensor, Placement]], func: Any) -> Te
 
 
 def _same_rows(out: Tensor, tensor: Tensor, dim: int) -> int | None:
-    """Return where the rows of an argument are in a result; by broadcasting, or left as they are."""
+    """Return where the rows of an argument are in a result: broadcast, or left as they are."""
     size = tensor.size(dim)
     from_right = out.dim() - (tensor.dim() - dim)
     places = (from_right, dim) if out.dim() > tensor.dim() else (dim, from_right)
@@ -140,3 +156,12 @@ def is_positional(placed: Placement | None) -> bool:
     Edges of a node are all on one rank: to sort them, say, is to prepare for work on each node.
     """
     return placed is not None and placed.kind in (Kind.NODES, Kind.SOME)
+
+
+def three(
+    args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, str, str]
+) -> tuple[Any, Any, Any]:
+    """Return a function's first three arguments, by position or by name."""
+    given = list(args[:3])
+    given += [kwargs[name] for name in names[len(given) :]]
+    return given[0], given[1], given[2]
