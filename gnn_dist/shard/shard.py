@@ -95,6 +95,33 @@ class Shard:
         """(e,), weights in the order of `edge_index`; None without."""
         return self.structure.edge_weight
 
+    @property
+    def train_mask(self) -> Tensor:
+        """bool (n,) or (n, S), the owned nodes to train on. See `required_mask`."""
+        return self.required_mask("train_mask")
+
+    @property
+    def val_mask(self) -> Tensor:
+        """bool (n,) or (n, S), the owned nodes to validate on. See `required_mask`."""
+        return self.required_mask("val_mask")
+
+    @property
+    def test_mask(self) -> Tensor:
+        """bool (n,) or (n, S), the owned nodes to test on. See `required_mask`."""
+        return self.required_mask("test_mask")
+
+    def required_mask(self, name: str) -> Tensor:
+        """Return a mask of `masks`, where its absence is an error.
+
+        Raises:
+            ConfigError: The graph has no such mask.
+        """
+        if name not in self.masks:
+            raise ConfigError(
+                f"the dataset {self.meta.dataset!r} has no {name}: put {name}.npy beside the edges"
+            )
+        return self.masks[name]
+
     def to(self, device: torch.device | str) -> "Shard":
         """Return the shard on another device."""
         device = torch.device(device)
