@@ -27,7 +27,14 @@ from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.exchange import CLONES_ADD, ExchangeMaker, LayerExchange
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.ops.draws import DrawKey
-from gnn_dist.parallel import rules_draw, rules_index, rules_reduce, rules_scatter, rules_shape
+from gnn_dist.parallel import (
+    rules_draw,
+    rules_index,
+    rules_recurrent,
+    rules_reduce,
+    rules_scatter,
+    rules_shape,
+)
 from gnn_dist.parallel.arguments import Arguments
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.edge_lists import EdgeLists
@@ -47,6 +54,7 @@ __all__ = ["Parallelized", "parallelize"]
 RULES = (
     rules_draw,
     rules_index,
+    rules_recurrent,
     rules_reduce,
     rules_scatter,
     rules_shape,
