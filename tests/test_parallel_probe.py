@@ -2,6 +2,7 @@
 
 import logging
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -143,6 +144,7 @@ WRONG = {
     "counted mean": (lambda n, x, e: n.inner(x), f"{TWO}.*comes from layer inner .CountedMean. d"),
 }
 INNER = {
+    "nodes in turn": lambda: nn.RNN(K, K, batch_first=True),
     "numbers of targets": ByTarget,
     "counted rows": Counter,
     "counted mean": CountedMean,
@@ -230,6 +232,10 @@ class KeepsDtype(nn.Module):
         return self.conv(self.lin(x.float()), edge_index)
 
 
+def along_columns(net, x, edge_index):
+    return net.inner(x[:, :, None])[0][:, -1]
+
+
 def norm_and_dropout(net, x, edge_index):
     return F.dropout(net.inner(x).relu(), 0.4, net.training)
 
@@ -240,6 +246,7 @@ RIGHT = {
     "gat": lambda: pyg.GAT(NUM_FEATURES, 6, 2, K, heads=2, dropout=0.4, v2=True),
     "jumping knowledge": lambda: pyg.GraphSAGE(NUM_FEATURES, 6, 3, K, jk="lstm", norm="batch"),
     "batch norm": lambda: Net(norm_and_dropout, nn.BatchNorm1d(K)),
+    "sequences": lambda: Net(along_columns, nn.GRU(1, K, batch_first=True)),
     "readout": Readout,
     "autograd function": lambda: Net(lambda n, x, e: Elementwise.apply(x)),
     "own dtype": KeepsDtype,
@@ -314,12 +321,15 @@ class Particular(nn.Module):
     def __init__(self, what):
         super().__init__()
         self.what, self.conv = what, pyg.GraphConv(NUM_FEATURES, K)
+        self.lock = threading.Lock() if what == "lock" else None
 
     def forward(self, x, edge_index):
         if self.what == "size":
             assert x.size(0) == 30, "this model is for 30 nodes"
         elif self.what == "python":
             x = x * random.choice([1.0, 1.0])
+        elif self.what == "parts":
+            assert x.size(0) != 43, "this model is not for 43 nodes"
         return self.conv(x, edge_index)
 
 
@@ -331,13 +341,24 @@ def let_through(world, folder, what, probe):
 
 @pytest.mark.parametrize(
     ("what", "message"),
-    [("size", "AssertionError: this model is for 30 nodes"), ("python", "it draws by Python")],
+    [
+        ("size", "AssertionError: this model is for 30 nodes"),
+        ("python", "it draws by Python"),
+        ("parts", "in two parts it fails: AssertionError: this model is not for 43 nodes"),
+        ("lock", "TypeError: cannot pickle '_thread.lock' object"),
+    ],
 )
 def test_what_cannot_be_checked_passes_with_a_warning(what, message, folder, caplog):
     assert run_virtual(let_through, 1, folder, what, True) == [(30, K)]
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert message in record.getMessage()
+
+
+def test_a_large_model_is_not_copied(folder, caplog, monkeypatch):
+    monkeypatch.setattr("gnn_dist.parallel.probe.MOST_BYTES", 100)
+    assert run_virtual(let_through, 1, folder, "", True) == [(30, K)]
+    assert "a copy of it would take 0.0 GB" in caplog.text
 
 
 def without_probe(world, folder):
@@ -390,3 +411,23 @@ def test_the_graph_is_awkward_and_its_sizes_are_free(taken, isolated):
     assert len(sizes) == 6
     assert not sizes & taken
     assert (np.diff(part) != 0).sum() > 20  # interleaved
+
+
+def with_an_empty_rank(world, folder):
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(Several(), shard, world)
+    edge_id = shard.edge_data["edge_id"]
+    graph = {"kind": shard.node_id % 3, "bond": edge_id % 5, "edge_index": shard.edge_index}
+    model(graph, weights=1.0 + edge_id)
+    wrong = gd.parallelize(make_wrong("torchscript"), shard, world)
+    with pytest.raises(ConfigError, match=TWO):
+        wrong(shard.x.float(), shard.edge_index)
+    return shard.num_owned
+
+
+def test_a_rank_without_nodes_knows_what_the_others_pass(tmp_path, caplog):
+    _, graph, partition = awkward_case("all on one", 3)
+    edge_id = np.arange(graph.num_edges)
+    write_partition(graph.replace(edge_id=edge_id), partition, tmp_path / "parts")
+    assert run_virtual(with_an_empty_rank, 3, tmp_path / "parts")[0] == 0
+    assert caplog.records == []

@@ -43,7 +43,7 @@ from gnn_dist.parallel.probe_compare import (
     seen,
     upstream,
 )
-from gnn_dist.parallel.probe_graph import Leaf, ProbeArguments, describe
+from gnn_dist.parallel.probe_graph import Leaf, ProbeArguments, ProbeShape, describe
 from gnn_dist.shard.format import write_partition
 from gnn_dist.shard.shard import Shard
 
@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 
 Traced = Callable[[nn.Module, Shard, World], nn.Module]
 TOLERANCE = 1e-6  # in float64
+MOST_BYTES = 1 << 30  # of a copy's parameters and buffers; there are up to three at a time
 OFF = "parallelize(..., probe=False) goes without this check"
 
 
@@ -152,6 +153,9 @@ def _verdict(
     """Probe on this rank alone; whatever happens, there is a verdict to share."""
     if len({len(leaves) for leaves, _ in by_rank}) > 1:
         return _Verdict("the model must be called with the same arguments on all ranks")
+    num_bytes = 8 * sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    if num_bytes > MOST_BYTES:
+        return _Verdict(warning=f"a copy of it would take {num_bytes / 1e9:.1f} GB")
     with_gradient = torch.is_grad_enabled()  # `inference_mode` changes it
     try:
         with (
@@ -160,14 +164,20 @@ def _verdict(
             torch.set_grad_enabled(with_gradient),
             _generators_kept(),
         ):
-            described = [leaves for leaves, _ in by_rank]
             isolated = any(alone for _, alone in by_rank)
-            arguments = ProbeArguments(model, given, described, isolated=isolated)
-            if not arguments.has_rows:
+            shape = ProbeShape(model, given, [leaves for leaves, _ in by_rank], isolated=isolated)
+            if not shape.has_rows:
                 return _Verdict(warning="no argument is known to have rows of nodes or edges")
             folder = Path(root, "parts")
-            write_partition(*arguments.graph, folder)
-            return _probe(_Setting(model, arguments, folder, torch.float64, traced))
+            write_partition(*shape.graph, folder)
+            verdict = _Verdict()
+            for seed in range(2):
+                arguments = ProbeArguments(shape, seed)
+                verdict = _probe(_Setting(model, arguments, folder, torch.float64, traced))
+                # Rounding may decide what is behind a step, as that of a ReLU. Hardly twice.
+                if not verdict.refused:
+                    break
+            return verdict
     except ConfigError as error:
         return _Verdict(str(error))
     except Exception as error:
@@ -187,11 +197,16 @@ def _probe(setting: _Setting) -> _Verdict:
         parts = run_virtual(_on_shard, 2, copies, setting, None)
     except RankError as error:
         return _Verdict(f"the ranks of this model would wait for each other: {error}; {OFF}")
+    except ConfigError:
+        raise
+    except Exception as error:
+        return _Verdict(warning=f"in two parts it fails: {type(error).__name__}: {error}")
     found = _found(whole, parts, setting.tolerance)
     if found:
         return _Verdict(
-            f"the model would not be exact on several ranks: on a small graph in two parts {found}"
-            f". What is not done by functions of PyTorch on whole rows is not traced; {OFF}"
+            "the model would not be exact on several ranks: on a small graph, cut in two, "
+            f"{found}. What is not done by functions of PyTorch is not seen, and a number of rows "
+            f"is that of a rank; {OFF}"
         )
     if not draws:
         found = _found(_as_it_lies(whole), [_as_it_lies(one) for one in plain], setting.tolerance)

@@ -21,7 +21,7 @@ from gnn_dist.parallel.placement import Kind, placement
 from gnn_dist.partition import Partition
 from gnn_dist.shard.shard import Shard
 
-__all__ = ["Leaf", "ProbeArguments", "ProbeGraph", "describe", "make_graph"]
+__all__ = ["Leaf", "ProbeArguments", "ProbeGraph", "ProbeShape", "describe", "make_graph"]
 
 FIRST_SIZES = (43, 31)  # owned nodes of the two parts
 NUM_RANDOM, NUM_LOOPS, NUM_COPIES, NUM_ISOLATED = 260, 9, 24, 4
@@ -126,14 +126,19 @@ def _evenly(rows: Tensor, most: int) -> Tensor:
     return rows[:: max(1, -(-len(rows) // most))]
 
 
-class ProbeArguments:
-    """Makes the arguments of the probe, for any shard of its graph.
+class ProbeShape:
+    """What the arguments of the probe are, and its graph; no values yet.
 
     Args:
         model: The model that they are for.
         given: Positional and named arguments of the real call on this rank.
         by_rank: What they are on each rank; those of the first that has any rows count.
         isolated: Whether the real graph has nodes without in-edges.
+
+    Attributes:
+        given: The real arguments, leaf by leaf. `leaves` alike: what they are.
+        spec: How to put leaves together.
+        graph: The graph; its sizes are those of nothing else.
     """
 
     def __init__(
@@ -144,24 +149,37 @@ class ProbeArguments:
         *,
         isolated: bool,
     ) -> None:
-        self._given, self._spec = tree_flatten(given)
-        self._leaves = [_first_with_rows(leaves) for leaves in zip(*by_rank, strict=True)]
-        tensors = [leaf for leaf in self._given if isinstance(leaf, Tensor)]
+        self.given, self.spec = tree_flatten(given)
+        self.leaves = [_first_with_rows(leaves) for leaves in zip(*by_rank, strict=True)]
+        tensors = [leaf for leaf in self.given if isinstance(leaf, Tensor)]
         taken = {n for p in (*model.parameters(), *model.buffers()) for n in p.shape}
         self.graph = make_graph(
             taken | {n for leaf in tensors for n in leaf.shape[1:]}, isolated=isolated
         )
-        generator = torch.Generator().manual_seed(SEED)
-        sizes = {"nodes": self.graph.graph.num_nodes, "edges": self.graph.graph.num_edges}
-        self._tables = [
-            _table(given, leaf, sizes[leaf.kind], generator) if leaf.kind in sizes else None
-            for given, leaf in zip(self._given, self._leaves, strict=True)
-        ]
 
     @property
     def has_rows(self) -> bool:
         """Whether any argument is known to belong to nodes or edges."""
-        return any(leaf.kind for leaf in self._leaves)
+        return any(leaf.kind for leaf in self.leaves)
+
+
+class ProbeArguments:
+    """Draws the arguments of the probe, and gives a shard of its graph what is its.
+
+    Args:
+        shape: What they are.
+        seed: Of their values.
+    """
+
+    def __init__(self, shape: ProbeShape, seed: int) -> None:
+        self._shape = shape
+        generator = torch.Generator().manual_seed(SEED + seed)
+        graph = shape.graph.graph
+        sizes = {"nodes": graph.num_nodes, "edges": graph.num_edges}
+        self._tables = [
+            _table(given, leaf, sizes[leaf.kind], generator) if leaf.kind in sizes else None
+            for given, leaf in zip(shape.given, shape.leaves, strict=True)
+        ]
 
     def on(
         self, shard: Shard, dtype: torch.dtype | None
@@ -178,7 +196,9 @@ class ProbeArguments:
         lists: dict[int, Tensor] = {0: shard.edge_index}
         values: list[Any] = []
         wanted: list[Tensor | None] = []
-        for given, leaf, table in zip(self._given, self._leaves, self._tables, strict=True):
+        for given, leaf, table in zip(
+            self._shape.given, self._shape.leaves, self._tables, strict=True
+        ):
             value = given
             if leaf.kind == "ends":
                 value = lists.setdefault(leaf.number, shard.edge_index[:, _kept(shard, leaf)])
@@ -189,7 +209,7 @@ class ProbeArguments:
             values.append(value)
             is_leaf = table is not None and value.requires_grad
             wanted.append(value if is_leaf else None)
-        args, kwargs = tree_unflatten(values, self._spec)
+        args, kwargs = tree_unflatten(values, self._shape.spec)
         return args, kwargs, wanted
 
 
