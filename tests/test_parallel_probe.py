@@ -413,6 +413,23 @@ def test_the_graph_is_awkward_and_its_sizes_are_free(taken, isolated):
     assert (np.diff(part) != 0).sum() > 20  # interleaved
 
 
+def on_the_edge(world, folder):
+    shard = gd.load_shard(folder, world)
+    runs = iter(range(100))
+
+    def step(net, x, edge_index):
+        # Whole, plain and two parts are four runs; only the first four are wrong.
+        return x * (x.size(0) if next(runs) < 4 else 1.0)
+
+    model = gd.parallelize(Net(step), shard, world)
+    assert model(shard.x.float(), shard.edge_index).shape == (30, K)
+    return next(runs)
+
+
+def test_what_differs_once_is_taken_for_rounding(folder):
+    assert run_virtual(on_the_edge, 1, folder) == [9]  # two probes of four, and the real one
+
+
 def with_an_empty_rank(world, folder):
     shard = gd.load_shard(folder, world)
     model = gd.parallelize(Several(), shard, world)
