@@ -279,9 +279,7 @@ def passes(world, folder, name):
 
 
 def marked(model, *args):
-    from gnn_dist.parallel.arguments import mark_arguments
-
-    mark_arguments(model.module, model._shard, args, {})
+    model._arguments.mark(args, {})
     return args, {}
 
 

@@ -28,7 +28,7 @@ class Seen:
     Attributes:
         values: Its values.
         how: `rows`: by ids; `sum`: the sum over rows; `same`: as it is; `not`: not at all, as it
-            holds local ids.
+            holds local ids or positions.
         dim: The dimension of rows.
         ids: int64, equal however the graph is cut; where `how` is `rows`.
     """
@@ -63,7 +63,7 @@ def seen(tensor: Tensor, shard: Shard) -> Seen:
     values, placed = tensor.detach(), placement(tensor) or _by_size(tensor, shard)
     if placed is None:
         return Seen(values, "same")
-    if placed.kind.holds_ids:
+    if placed.kind.holds_ids or placed.kind is Kind.PICKED:
         return Seen(values, "not")
     rows = values.size(placed.dim) if placed.dim < values.dim() else -1
     if placed.kind is Kind.NODES and rows == shard.num_owned:
