@@ -7,6 +7,9 @@
 
 The same test runs on gloo, each rank a process, and under `mpirun -n 3 python -m pytest -m mpi`
 on MPI, each rank one of the test processes.
+
+`run_virtual` has the ranks be threads of this process, which starts at once and pickles nothing:
+for tests of what models compute, not of communication.
 """
 
 import faulthandler
@@ -30,10 +33,11 @@ from gnn_dist.comm.control import Control
 from gnn_dist.comm.detect import LaunchInfo
 from gnn_dist.comm.mpi_transport import MpiTransport
 from gnn_dist.comm.rendezvous import introduce, join_control
+from gnn_dist.comm.virtual import run_virtual
 from gnn_dist.comm.world import World, detect_launch
 from gnn_dist.errors import GnnDistError
 
-__all__ = ["RankFailure", "RanksFailed", "mpi_transport", "run_ranks"]
+__all__ = ["RankFailure", "RanksFailed", "mpi_transport", "run_ranks", "run_virtual"]
 
 REAP_S = 5.0
 TIMEOUT_S = 30.0

@@ -107,7 +107,7 @@ def make_net(name):
 
 def one_step(world, folder, name):
     shard = gd.load_shard(folder, world)
-    model = gd.parallelize(make_net(name), shard, world, seed=2)
+    model = gd.parallelize(make_net(name), shard, world, seed=2, probe=False)
     x = shard.x.clone().requires_grad_()
     logits = model(x, shard.edge_index)
     mask = shard.masks["train_mask"]

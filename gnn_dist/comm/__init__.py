@@ -7,6 +7,7 @@ Arrows point down:
             |-- rendezvous      how ranks find each other
             |     `-- detect    which launcher started this process (pure)
             `-- torch_transport, mpi_transport, local_transport
+    virtual           worlds whose ranks are threads; its transport stands beside those three
                   `-- base      checks, splitting and what needs no library
                         |-- messages, transport    plain data; the protocols
                         `-- control                who failed, who is late

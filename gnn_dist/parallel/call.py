@@ -45,7 +45,7 @@ class Call:
         self._exchange_at = exchange_at
         self._used = {True: 0, False: 0}  # exchanges so far: exact ones, and others
         self._num_draws = 0
-        self._last: tuple[Tensor, int, int, Tensor] | None = None  # rows lifted last
+        self._last: tuple[Tensor, int | None, int, Tensor] | None = None  # rows lifted last
         self._masked: list[tuple[Tensor, Tensor, Tensor]] = []  # mask, ends before, ends after
 
     @property
@@ -81,10 +81,11 @@ class Call:
         """Collective. Return the rows of all sources, n + h of them along a dimension, of n."""
         if self.world.world_size == 1:
             return rows
-        version = rows._version  # an in-place change makes other rows of the same tensor
+        # An in-place change makes other rows of the same tensor; in inference mode none is counted.
+        version = None if rows.is_inference() else rows._version
         if self._last is not None:
             last, *same, full = self._last
-            if last is rows and same == [version, dim]:
+            if last is rows and version is not None and same == [version, dim]:
                 return full
         # What has no gradient is what the model knows of the graph, such as degrees: no policy
         # may make it stale, and it is little.
