@@ -87,8 +87,12 @@ class DataConfig:
     """Which official split; without any, the number of a seeded 50/20/30 split."""
     inductive: bool = False
     """Train on the subgraph of training nodes; evaluate on the whole graph."""
-    metric: Literal["auto", "accuracy", "micro_f1", "macro_f1", "roc_auc"] = "auto"
-    """What is reported and watched; auto: accuracy, or micro_f1 for several labels a node."""
+    loss: Literal["auto", "cross_entropy", "bce", "mse", "l1"] = "auto"
+    """What is minimised; auto: cross_entropy, bce for several labels a node, mse for numbers."""
+    metric: Literal[
+        "auto", "accuracy", "micro_f1", "macro_f1", "roc_auc", "r2", "mae", "rmse"
+    ] = "auto"
+    """What is reported and watched; auto: accuracy, micro_f1 for several labels, r2 for numbers."""
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
