@@ -191,8 +191,8 @@ def as_targets(y: Array) -> Array:
 
 def lacks_target(y: Array) -> Array:
     """Return bool (N,), nodes of whose targets one is missing."""
-    missing: Array = np.isnan(y) if y.ndim == 1 else np.isnan(y).any(axis=1)
-    return missing
+    missing: Array = np.isnan(y)
+    return missing if y.ndim == 1 else np.asarray(missing.any(axis=1))
 
 
 def describe(values: Array) -> str:

@@ -4,7 +4,8 @@ No field name occurs twice, so all of them are flat: `--hidden 64`, `hidden: 64`
 """
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.policy import HaloPolicy
@@ -89,9 +90,9 @@ class DataConfig:
     """Train on the subgraph of training nodes; evaluate on the whole graph."""
     loss: Literal["auto", "cross_entropy", "bce", "mse", "l1"] = "auto"
     """What is minimised; auto: cross_entropy, bce for several labels a node, mse for numbers."""
-    metric: Literal[
-        "auto", "accuracy", "micro_f1", "macro_f1", "roc_auc", "r2", "mae", "rmse"
-    ] = "auto"
+    metric: Literal["auto", "accuracy", "micro_f1", "macro_f1", "roc_auc", "r2", "mae", "rmse"] = (
+        "auto"
+    )
     """What is reported and watched; auto: accuracy, micro_f1 for several labels, r2 for numbers."""
 
     def check(self) -> None:
@@ -183,6 +184,11 @@ class TrainConfig(RunConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
     """
 
     def __post_init__(self) -> None:
+        for name, words in _choices().items():
+            if getattr(self, name) not in words:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}"
+                )
         for group in (ModelConfig, OptimConfig, DataConfig, LoopConfig, RunConfig):
             group.check(self)
 
@@ -195,6 +201,13 @@ class TrainConfig(RunConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
     def to_dict(self) -> dict[str, object]:
         """Return the fields as plain values, in their order."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@cache
+def _choices() -> dict[str, tuple[Any, ...]]:
+    """Return the words that an option may have, for those that have a few."""
+    hints = get_type_hints(TrainConfig)
+    return {name: get_args(h) for name, h in hints.items() if get_origin(h) is Literal}
 
 
 def check_split(split: int, num_splits: int, dataset: str) -> None:

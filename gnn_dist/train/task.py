@@ -20,6 +20,8 @@ __all__ = [
     "NodeTask",
     "choose_masks",
     "count_train",
+    "is_labelled",
+    "label_width",
     "make_task",
     "node_loss",
 ]
@@ -82,7 +84,7 @@ def choose_masks(shard: Shard, split: int) -> dict[str, Tensor]:
         ConfigError: There are no labels, or no such split.
     """
     meta = shard.meta
-    y, _ = _labels(shard)
+    y, _ = label_width(shard)
     if meta.num_splits == 0:
         return _hash_split(shard.node_id, y, split)
     check_split(split, meta.num_splits, meta.dataset)
@@ -95,7 +97,12 @@ def choose_masks(shard: Shard, split: int) -> dict[str, Tensor]:
     return masks
 
 
-def _labels(shard: Shard) -> tuple[Tensor, int]:
+def label_width(shard: Shard) -> tuple[Tensor, int]:
+    """Return a shard's labels, and how many classes, labels or numbers there are.
+
+    Raises:
+        ConfigError: There are none.
+    """
     y, num_classes = shard.y, shard.meta.num_classes
     if y is not None and y.is_floating_point():
         num_classes = 1 if y.dim() == 1 else y.size(1)
@@ -148,7 +155,7 @@ def make_task(
     """
     with world.everywhere("choosing training nodes"):
         masks = choose_masks(shard, split)
-        y, num_classes = _labels(shard)
+        y, num_classes = label_width(shard)
         check_loss(loss, y)
     num_train = count_train(masks["train"], world)
     if num_train == 0:
