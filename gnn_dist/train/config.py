@@ -26,6 +26,7 @@ CONFIG_FILE = "config.yaml"  # in a run folder
 MAX_TIMEOUT_S = 30 * 86400.0
 
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
+MetricName = Literal["auto", "accuracy", "micro_f1", "macro_f1", "roc_auc", "r2", "mae", "rmse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +91,7 @@ class DataConfig:
     """Train on the subgraph of training nodes; evaluate on the whole graph."""
     loss: Literal["auto", "cross_entropy", "bce", "mse", "l1"] = "auto"
     """What is minimised; auto: cross_entropy, bce for several labels a node, mse for numbers."""
-    metric: Literal["auto", "accuracy", "micro_f1", "macro_f1", "roc_auc", "r2", "mae", "rmse"] = (
-        "auto"
-    )
+    metric: MetricName = "auto"
     """What is reported and watched; auto: accuracy, micro_f1 for several labels, r2 for numbers."""
 
     def check(self) -> None:

@@ -149,7 +149,9 @@ def _macro_f1(table: NDArray[Any], multilabel: bool) -> float:
 def _errors(name: str, outputs: Tensor, task: NodeTask, world: World) -> dict[str, float]:
     """Collective. Return the error, or the coefficient of determination, averaged over numbers."""
     guess, y = aligned(outputs, task.y)
-    guess, y = guess.double().view(len(y), -1), y.double().view(len(y), -1)
+    if y.dim() == 1:
+        guess, y = guess[:, None], y[:, None]
+    guess, y = guess.double(), y.double()
     rows = list(task.masks.values())
     sums = torch.stack([torch.stack([torch.ones_like(y[m]).sum(0), y[m].sum(0)]) for m in rows])
     world.transport.all_reduce(sums).wait()
