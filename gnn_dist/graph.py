@@ -189,7 +189,10 @@ class Graph:
         if y.ndim == 1:
             y, found = _class_labels(y)
         else:
-            y, found = as_bool(y, "y with several labels a node (else regression)"), y.shape[1]
+            y, found = (
+                as_bool(y, "y with several labels a node (numbers need regression=True)"),
+                y.shape[1],
+            )
         classes = found if self.num_classes is None else self.num_classes
         if y.ndim == 2 and found != classes:
             raise GraphError(
