@@ -190,7 +190,7 @@ class Graph:
             y, found = _class_labels(y)
         else:
             y, found = (
-                as_bool(y, "y with several labels a node (numbers need regression=True)"),
+                as_bool(y, "y, without regression=True, with several labels a node"),
                 y.shape[1],
             )
         classes = found if self.num_classes is None else self.num_classes
