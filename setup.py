@@ -35,6 +35,8 @@ EXTRAS = {
         "mypy>=2.4,<2.5",
         "pytest>=9.0,<10",
         "ruff>=0.17,<0.18",
+        "scikit-learn>=1.6,<2",
+        "torchmetrics>=1.4,<2",
         "types-PyYAML",
         "types-tqdm",
     ],

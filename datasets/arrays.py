@@ -95,18 +95,21 @@ def read_npy(path: Path, *, mapped: bool = False) -> Array:
     return array
 
 
-def graph_from_arrays(arrays: Mapping[str, Array], where: object, *, name: str) -> Graph:
+def graph_from_arrays(
+    arrays: Mapping[str, Array], where: object, *, name: str, regression: bool = False
+) -> Graph:
     """Build a graph from arrays of the names above.
 
     Args:
         arrays: The arrays.
         where: The file that they come from, for messages.
         name: The graph's name.
+        regression: Whether `y` are numbers to predict.
 
     Raises:
         DatasetError: Arrays are missing, contradict each other, or hold illegal values.
     """
-    fields = graph_fields_from_arrays(arrays, where)
+    fields = graph_fields_from_arrays(arrays, where) | {"regression": regression}
     with naming(where):
         if "edge_index" in arrays:
             if "indptr" in arrays:

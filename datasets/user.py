@@ -17,6 +17,7 @@ So a folder names its files freely because all of it is the dataset, and the pat
 only what carries that file's name: nothing unrelated is read. Edges stay as they are listed
 (direction, repeats, self-loops) unless `symmetric=true` follows the path. N comes from
 `num_nodes=...` after the path, else from features, labels or masks, else from the largest id.
+`regression=true` after it says that y are numbers to predict, (N,) or (N, T), NaN for none.
 """
 
 import logging
@@ -65,6 +66,7 @@ class UserData:
         path: The file or folder.
         num_nodes: N; 0 to find it from the data.
         symmetric: Add the reverse of every edge and drop repeats.
+        regression: Whether y are numbers to predict.
 
     Raises:
         DatasetError: An option is out of its range.
@@ -73,6 +75,7 @@ class UserData:
     path: Path
     num_nodes: int = option(0, 0, INT32_LIMIT - 1)
     symmetric: bool = option(False)
+    regression: bool = option(False)
 
     def __post_init__(self) -> None:
         check_options(self, str(self.path))
@@ -133,7 +136,7 @@ class UserData:
         _check_ends(edges, path, num_nodes)
         with naming(self.path):
             return graph_from_edges(
-                edges.src, edges.dst, num_nodes=num_nodes, name=self._graph_name, **fields
+                edges.src, edges.dst, num_nodes=num_nodes, **self._labelling, **fields
             )
 
     def _read_archive(self) -> Graph:
@@ -143,14 +146,18 @@ class UserData:
         arrays = read_npz(self.path)
         if self.num_nodes:
             arrays["num_nodes"] = np.array(self.num_nodes)
-        return graph_from_arrays(arrays, self.path, name=self._graph_name)
+        return graph_from_arrays(arrays, self.path, **self._labelling)
 
     def _read_pyg(self) -> Graph:
         data = _load_pt(self.path)
         if self.num_nodes:
             data.num_nodes = self.num_nodes
         with naming(self.path):
-            return graph_from_pyg(data, name=self._graph_name)
+            return graph_from_pyg(data, **self._labelling)
+
+    @property
+    def _labelling(self) -> dict[str, Any]:
+        return {"regression": self.regression, "name": self._graph_name}
 
     @property
     def _graph_name(self) -> str:
@@ -278,6 +285,7 @@ def _symmetrized(graph: Graph) -> Graph:
         num_nodes=graph.num_nodes,
         symmetrize=True,
         num_classes=graph.num_classes,
+        regression=graph.regression,
         name=graph.name,
         **fields,
     )

@@ -11,6 +11,9 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Block": "gnn_dist.halo.block",
+    "Callback": "gnn_dist.train.callbacks",
+    "DistNodeClassifier": "gnn_dist.estimators.nodes",
+    "DistNodeRegressor": "gnn_dist.estimators.nodes",
     "EdgePartition": "gnn_dist.edge_partition",
     "Graph": "gnn_dist.graph",
     "Partition": "gnn_dist.partition",

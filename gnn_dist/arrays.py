@@ -20,12 +20,14 @@ __all__ = [
     "as_float",
     "as_index",
     "as_mask",
+    "as_targets",
     "check_ascending",
     "checked_indptr",
     "chunks",
     "csr_blocks",
     "csr_take",
     "describe",
+    "lacks_target",
     "row_blocks",
 ]
 
@@ -173,6 +175,24 @@ def as_bool(values: Array, name: str) -> Array:
     if values.dtype.kind in "iuf" and bool(np.isin(values, (0, 1)).all()):
         return values.astype(bool)
     raise GraphError(f"{name} must hold booleans or 0 and 1, got {describe(values)}")
+
+
+def as_targets(y: Array) -> Array:
+    """Check that numbers to predict are finite or NaN; integers and booleans become float64."""
+    if y.dtype.kind in "iub":
+        return y.astype(np.float64)
+    if y.dtype.kind != "f":
+        raise GraphError(f"y must hold numbers to predict, got {describe(y)}")
+    if np.isinf(y).any():
+        where = np.argwhere(np.isinf(y))[0]
+        raise GraphError(f"y must be finite, or NaN for none, got {y[tuple(where)]} at {where[0]}")
+    return y
+
+
+def lacks_target(y: Array) -> Array:
+    """Return bool (N,), nodes of whose targets one is missing."""
+    missing: Array = np.isnan(y)
+    return missing if y.ndim == 1 else np.asarray(missing.any(axis=1))
 
 
 def describe(values: Array) -> str:

@@ -24,9 +24,11 @@ from gnn_dist.arrays import (
     as_float,
     as_index,
     as_mask,
+    as_targets,
     check_ascending,
     checked_indptr,
     describe,
+    lacks_target,
     row_blocks,
 )
 from gnn_dist.errors import GraphError
@@ -48,13 +50,16 @@ class Graph:
         indptr: int64 (N + 1,), offsets of the rows; a row is a destination.
         indices: (E,), sources, ascending inside a row; int32 while N < 2^31, else int64.
         x: Features, (N, F) of a floating dtype or `CSRFeatures`; None without features.
-        y: Labels: int64 (N,) with -1 for none, or bool (N, C) for several labels a node.
+        y: Labels: int64 (N,) with -1 for none, or bool (N, C) for several labels a node. With
+            `regression` numbers to predict: floating (N,) or (N, T), a row with NaN for none.
         train_mask: bool (N,), or (N, S) for S official splits. `val_mask` and `test_mask` alike.
         edge_id: int64 (E,), position of each edge in the user's edge list.
         edge_weight: Floating (E,).
         edge_attr: Floating (E, K).
         edge_type: Integer (E,).
-        num_classes: C; found from `y` when not given.
+        num_classes: C; found from `y` when not given; None with `regression`.
+        regression: Whether `y` are numbers. Nothing is guessed from a floating dtype, in which
+            class numbers are stored as well.
         name: The dataset's name, for messages and records.
 
     Raises:
@@ -78,6 +83,7 @@ class Graph:
     edge_attr: Array | None = None
     edge_type: Array | None = None
     num_classes: int | None = None
+    regression: bool = field(default=False, kw_only=True)
     name: str = field(default="graph", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -111,9 +117,11 @@ class Graph:
 
     @property
     def task(self) -> str | None:
-        """`multiclass`, `multilabel`, or None without labels."""
+        """`multiclass`, `multilabel`, `regression`, or None without labels."""
         if self.y is None:
             return None
+        if self.regression:
+            return "regression"
         return "multiclass" if self.y.ndim == 1 else "multilabel"
 
     @property
@@ -174,10 +182,17 @@ class Graph:
             raise GraphError(
                 f"y must have shape (num_nodes={self.num_nodes},) or (num_nodes, C), got {y.shape}"
             )
+        if self.regression:
+            _set(self, "y", as_targets(y))
+            _set(self, "num_classes", None)
+            return
         if y.ndim == 1:
             y, found = _class_labels(y)
         else:
-            y, found = as_bool(y, "y with several labels a node"), y.shape[1]
+            y, found = (
+                as_bool(y, "y, without regression=True, with several labels a node"),
+                y.shape[1],
+            )
         classes = found if self.num_classes is None else self.num_classes
         if y.ndim == 2 and found != classes:
             raise GraphError(
@@ -201,9 +216,9 @@ class Graph:
         return getattr(self, name) is not None
 
     def _check_masked_labels(self) -> None:
-        if self.y is None or self.y.ndim != 1:
+        if self.y is None or self.task == "multilabel":
             return
-        unlabelled = self.y < 0
+        unlabelled = self.y < 0 if self.task == "multiclass" else lacks_target(self.y)
         for name in MASK_NAMES:
             mask = getattr(self, name)
             if mask is None:
@@ -313,7 +328,10 @@ def _class_labels(y: Array) -> tuple[Array, int]:
         y = np.where(np.isnan(y), -1, y)
         odd = np.flatnonzero(~np.isfinite(y) | (y != np.floor(y)))
         if len(odd):
-            raise GraphError(f"y must hold whole class numbers, got {y[odd[0]]} at node {odd[0]}")
+            raise GraphError(
+                f"y must hold whole class numbers, got {y[odd[0]]} at node {odd[0]}: numbers to "
+                "predict need regression=True"
+            )
     elif y.dtype.kind not in "iub":
         raise GraphError(f"y must hold class numbers, got {describe(y)}")
     y = y.astype(np.int64, copy=False)

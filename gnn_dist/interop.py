@@ -34,13 +34,14 @@ DGL_EDGE_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def graph_from_pyg(data: "Data", *, name: str = "graph") -> Graph:
+def graph_from_pyg(data: "Data", *, regression: bool = False, name: str = "graph") -> Graph:
     """Build a graph from a `torch_geometric.data.Data`.
 
     Args:
         data: Its `edge_index` (row 0 the source), and where there are: `x` (dense, or a sparse
             tensor, which stays sparse), `y`, masks, `edge_weight`, `edge_attr` of shape (E,) or
             (E, K), `edge_type`, `edge_id`. Not changed; other attributes are left out.
+        regression: Whether `y` are numbers to predict.
         name: The graph's name.
 
     Returns:
@@ -70,7 +71,9 @@ def graph_from_pyg(data: "Data", *, name: str = "graph") -> Graph:
     }
     src, dst = _pyg_edge_index(data)
     num_nodes = _pyg_num_nodes(data, fields)
-    return graph_from_edges(src, dst, num_nodes=num_nodes, name=name, **fields)
+    return graph_from_edges(
+        src, dst, num_nodes=num_nodes, regression=regression, name=name, **fields
+    )
 
 
 def graph_to_pyg(graph: Graph, *, sparse_x: bool = False) -> "Data":

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import gnn_dist as gd
@@ -62,6 +63,37 @@ def test_the_readmes_python_block(tmp_path):
     gd.write_partition(graph, gd.partition_graph(graph, 2, "random"), tmp_path / "parts")
     accuracy = run_ranks(readme_lines, 2, str(tmp_path / "parts"), code)
     assert accuracy[0] == accuracy[1] > 0.8
+
+
+def python_page(world, folder, runs, blocks):
+    """Run the blocks of docs/python.md one after the other, as one of several ranks."""
+    import torch
+
+    from gnn_dist.estimators import nodes
+
+    nodes.world_of_process = lambda: world
+    gd.World.from_env = lambda: world
+    torch.manual_seed(0)
+    names = {}
+    for block in blocks:
+        exec(block.replace("parts/cora", folder).replace("runs/", f"{runs}/"), names)
+    return names["accuracy"], names["labels"], names["summary"]["epochs"], len(names["mine"])
+
+
+def test_the_page_on_python(tmp_path):
+    pytest.importorskip("sklearn")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    assert len(blocks) == 6
+    graph = gd.load_dataset("grid:rows=12,cols=12")
+    place = np.arange(144) % 3
+    graph = graph.replace(train_mask=place == 0, val_mask=place == 1, test_mask=place == 2)
+    gd.write_partition(graph, gd.partition_graph(graph, 2, "random"), tmp_path / "parts")
+    first, second = run_ranks(python_page, 2, str(tmp_path / "parts"), str(tmp_path), blocks)
+    assert first[0] == second[0] > 0.6
+    np.testing.assert_array_equal(first[1], second[1])
+    assert 10 < first[2] == second[2] < 200  # the callback ended it
+    assert first[3] + second[3] == 144
+    assert (tmp_path / "mine" / "metrics.jsonl").read_text().count("\n") == 20
 
 
 def test_the_readmes_commands_exist():

@@ -22,12 +22,13 @@ LAYERS = [
     {"nn"},
     {"parallel"},
     {"train"},
+    {"estimators"},
     {"launch"},
     {"cli", "testing", "__main__"},
 ]
 SIDE = {"partitioners": BASE | {"ops"}, "datasets": BASE | {"ops", "interop"}}
 # What the top may use of the side folders.
-USERS_OF_SIDE = {"cli"}
+USERS_OF_SIDE = {"cli", "estimators"}
 
 
 def modules():

@@ -24,6 +24,7 @@ from gnn_dist.train.config import TrainConfig
         ({"timeout": float("inf")}, "timeout must be above 0 seconds"),
         ({"seed": 10**30}, "seed must lie in"),
         ({"patience": -1}, "patience must be at least 0"),
+        ({"optimizer": "adma"}, "optimizer must be one of adam, adamw, sgd, rmsprop, got 'adma'"),
     ],
 )
 def test_values_that_cannot_work_name_their_option(change, message):

@@ -138,10 +138,10 @@ def keep_checkpoint_of_epoch(world, parts, out, target, options):
     """Put the checkpoint that a run of 12 epochs has after epoch 5 in place of the last one."""
     config = gd.TrainConfig(**{**FAST, "out": str(out), **options})
     trainer = gd.Trainer(config, gd.load_shard(parts, world), world)
-    folder = trainer._open_folder()
-    for epoch in range(5):
-        trainer._epoch(epoch, folder)
-    folder.close()
+    trainer.save()
+    for _ in range(5):
+        trainer.run_epoch()
+    trainer.close()
     checkpoint = (out / "checkpoint" / LAST).read_bytes()
     (target / "checkpoint" / LAST).write_bytes(checkpoint)
 
@@ -245,9 +245,9 @@ def learning_rates(world, folder, scheduler):
     config = gd.TrainConfig(**{**FAST, "scheduler": scheduler, "scheduler_step": 4, "lr": 1.0})
     trainer = gd.Trainer(config, gd.load_shard(folder, world), world)
     rates = []
-    for epoch in range(12):
+    for _ in range(12):
         rates.append(trainer.optimizer.param_groups[0]["lr"])
-        trainer._epoch(epoch, None)
+        trainer.run_epoch()
     return rates
 
 

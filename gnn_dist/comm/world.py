@@ -26,7 +26,7 @@ from gnn_dist.comm.local_transport import LocalTransport
 from gnn_dist.comm.transport import Transport
 from gnn_dist.errors import ConfigError, GnnDistError, RankError, nearest
 
-__all__ = ["BACKENDS", "World", "detect_launch"]
+__all__ = ["BACKENDS", "World", "detect_launch", "world_of_process"]
 
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
 
@@ -234,6 +234,12 @@ class World:
             f"World(rank={self.rank}, world_size={self.world_size}, "
             f"backend={self.transport.backend!r}, device={str(self.device)!r})"
         )
+
+
+@functools.cache  # a process is started by one launcher, and can join its ranks once
+def world_of_process() -> World:
+    """Collective the first time. Return `World.from_env()`, made once in a process."""
+    return World.from_env()
 
 
 def _end_at_exit(world: World) -> None:

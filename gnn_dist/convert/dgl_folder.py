@@ -139,6 +139,7 @@ def read_dgl(config: Path, original_ids: Path | None = None) -> PartedGraph:
         edge_ids_given=ours.get("edge_ids_given", False),
         read=read,
         sparse_x=ours.get("sparse_x"),
+        regression=ours.get("regression", False),
     )
 
 

@@ -56,7 +56,14 @@ def read_own(folder: Path) -> PartedGraph:
     if "x_indptr" in names:
         sparse = "values" if "x_data" in names else "ones"
     return PartedGraph(
-        meta.dataset, partition, meta.num_edges, meta.num_classes, given, read, sparse
+        meta.dataset,
+        partition,
+        meta.num_edges,
+        meta.num_classes,
+        given,
+        read,
+        sparse,
+        regression=meta.task == "regression",
     )
 
 

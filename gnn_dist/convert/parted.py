@@ -35,6 +35,7 @@ OUR_FIELDS: dict[str, Any] = {
     "num_classes": int | None,
     "edge_ids_given": bool,
     "sparse_x": str | None,
+    "regression": bool,
 }
 
 
@@ -78,6 +79,7 @@ class PartedGraph:
         read: Reads one part.
         sparse_x: Whether features were sparse before others' formats held them in full: `ones`
             where every stored value was one, `values`, or None. They are made sparse again.
+        regression: Whether `y` are numbers to predict.
     """
 
     name: str
@@ -87,6 +89,7 @@ class PartedGraph:
     edge_ids_given: bool
     read: Callable[[int], PartData]
     sparse_x: str | None = None
+    regression: bool = False
 
     def parts(self) -> Iterator[PartData]:
         """Read all parts, one after the other, and check that they are the whole graph.
@@ -142,7 +145,7 @@ class PartedGraph:
             numbers = np.concatenate([part.edge_number for part in parts])
             edge["edge_id"] = numbers[position]
         fields = {**node, **edge, "num_classes": self.num_classes, "name": self.name}
-        return Graph(indptr, src[position], **fields)
+        return Graph(indptr, src[position], regression=self.regression, **fields)
 
 
 def our_record(parted: PartedGraph) -> dict[str, Any]:
@@ -152,6 +155,7 @@ def our_record(parted: PartedGraph) -> dict[str, Any]:
         "num_classes": parted.num_classes,
         "edge_ids_given": parted.edge_ids_given,
         "sparse_x": parted.sparse_x,
+        "regression": parted.regression,
         "method": parted.partition.method,
         "options": parted.partition.options,
         "notes": list(parted.partition.notes),

@@ -117,6 +117,7 @@ def read_pyg(folder: Path) -> PartedGraph:
         edge_ids_given=ours.get("edge_ids_given", True),
         read=read,
         sparse_x=ours.get("sparse_x"),
+        regression=ours.get("regression", False),
     )
 
 

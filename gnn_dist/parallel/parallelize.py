@@ -47,6 +47,7 @@ from gnn_dist.parallel.layers import (
 from gnn_dist.parallel.probe import Probe
 from gnn_dist.parallel.refusal import located, refused_modules
 from gnn_dist.parallel.tracing import Tracing
+from gnn_dist.profile.meter import GRAD_SYNC, Meter
 from gnn_dist.shard.shard import Shard
 
 __all__ = ["Parallelized", "parallelize"]
@@ -70,6 +71,7 @@ def parallelize(
     halo: str = "overlap",
     seed: int = 0,
     probe: bool = True,
+    meter: Meter | None = None,
 ) -> "Parallelized":
     """Collective. Make a model written for one machine work on a shard, exactly.
 
@@ -86,6 +88,7 @@ def parallelize(
             parts, and what differs is refused. It takes some tenths of a second on rank 0, and
             there three times the memory of the parameters in float64. Without it a model that
             computes with rows where PyTorch cannot see it may be wrong without notice.
+        meter: Where bytes, and seconds of waiting and of summing gradients, are counted.
 
     Only `backward` sums gradients over ranks; `torch.autograd.grad` returns this rank's share.
 
@@ -117,7 +120,7 @@ def parallelize(
         )
     policy = HaloPolicy.parse(halo)
     broadcast_state(model, world.transport)
-    made = Parallelized(model, shard, world, policy=policy, seed=seed)
+    made = Parallelized(model, shard, world, policy=policy, seed=seed, meter=meter)
     if probe:
         made.add_probe()
     return made
@@ -133,15 +136,24 @@ class Parallelized(nn.Module):
     """
 
     def __init__(
-        self, module: nn.Module, shard: Shard, world: World, *, policy: HaloPolicy, seed: int
+        self,
+        module: nn.Module,
+        shard: Shard,
+        world: World,
+        *,
+        policy: HaloPolicy,
+        seed: int,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.step = 0
         self._shard, self._world, self._seed = shard, world, seed
-        self._clock = Clock(seed)
+        self._clock, self._meter = Clock(seed), meter or Meter()
         self._makers = {
-            exact: ExchangeMaker(shard.plan, world.transport, used, clock=self._clock)
+            exact: ExchangeMaker(
+                shard.plan, world.transport, used, clock=self._clock, meter=self._meter
+            )
             for exact, used in ((True, HaloPolicy()), (False, policy))
         }
         self._exchanges: dict[tuple[bool, int], LayerExchange] = {}
@@ -208,6 +220,16 @@ class Parallelized(nn.Module):
         """Wait for rows that a halo policy still has on their way; due before the world closes."""
         self._makers[False].drain()
 
+    @property
+    def exchanges(self) -> ExchangeMaker:
+        """What makes the exchanges that the policy applies to."""
+        return self._makers[False]
+
+    @property
+    def sites(self) -> list[int]:
+        """Numbers of the exchanges made so far, ascending, the same on all ranks."""
+        return sorted({site for _, site in self._exchanges})
+
     def _exchange_at(self, number: int, exact: bool) -> LayerExchange:
         site = number + EXACT_SITES if exact else number
         without_policy = exact or not self.training
@@ -255,7 +277,8 @@ class Parallelized(nn.Module):
         # none has used keeps none, as on one machine.
         have = torch.tensor([float(p.grad is not None) for p in parameters])
         total = torch.cat([*parts, have.to(parts[0])])
-        self._world.transport.all_reduce(total).wait()
+        with self._meter.timed(GRAD_SYNC):
+            self._world.transport.all_reduce(total).wait()
         *pieces, users = torch.split(total, [*(p.numel() for p in parameters), len(parameters)])
         used = (users > 0).tolist()
         for parameter, old, piece, is_used in zip(parameters, before, pieces, used, strict=True):

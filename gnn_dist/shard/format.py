@@ -58,7 +58,7 @@ FORMAT_VERSION = 1
 META_FILE = "meta.json"
 QUALITIES: dict[str, type] = {"edge": PartitionQuality, "vertex": EdgePartitionQuality}
 PARTITIONER = {"method": str, "options": dict[str, Any], "notes": list[str]}
-TASKS = (None, "multiclass", "multilabel")
+TASKS = (None, "multiclass", "multilabel", "regression")
 EDGES = {"name": "edges", "indptr": "indptr", "indices": "indices"}
 STRUCTURE_ROWS = {"edge": "owned", "vertex": "local"}
 FEATURE_NAMES = ("x", "x_indptr", "x_indices", "x_data")
@@ -76,8 +76,8 @@ class Meta:
         num_edges: E.
         num_parts: P.
         num_features: F, 0 without features.
-        num_classes: C, None without labels.
-        task: `multiclass`, `multilabel` or None.
+        num_classes: C, None without labels and for regression.
+        task: `multiclass`, `multilabel`, `regression` (`y` is floating) or None.
         num_splits: Official splits in the masks, 0 without masks.
         node_ptr: Global ids `[node_ptr[p], node_ptr[p + 1])` belong to part p.
         cut: `edge`: every in-edge of an owned node is in its part, once. `vertex`: every edge is in
@@ -360,8 +360,8 @@ def _check_partition(graph: Graph, partition: Partition | EdgePartition) -> None
 
 
 def _label_entropy(graph: Graph, nodes: Partition) -> dict[str, Any]:
-    """Return the report on labels by its key; nothing without labels."""
-    if graph.y is None:
+    """Return the report on labels by its key; nothing without classes."""
+    if graph.y is None or graph.task == "regression":
         return {}
     entropy = measure_label_entropy(
         graph.y, nodes.assignment, nodes.num_parts, train_mask=graph.train_mask

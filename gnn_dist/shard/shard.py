@@ -30,7 +30,8 @@ class Shard:
         parts: The parts this shard is made of.
         global_id: int64 (n + h,), global ids: owned ascending, then halo ascending.
         features: (n, F) floating, `SparseRows`, or None; of a vertex-cut, (n + h, F).
-        y: int64 (n,), -1 for none, or bool (n, C); None without labels.
+        y: int64 (n,), -1 for none; bool (n, C); or for regression floating (n,) or (n, T), NaN
+            for none. None without labels.
         masks: `train_mask`, `val_mask`, `test_mask`, bool (n,) or (n, S), as far as they exist.
         edge_data: `edge_id`, `edge_attr`, `edge_type`, (e, ...), as far as they exist.
     """

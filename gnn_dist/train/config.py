@@ -4,7 +4,8 @@ No field name occurs twice, so all of them are flat: `--hidden 64`, `hidden: 64`
 """
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.policy import HaloPolicy
@@ -25,6 +26,7 @@ CONFIG_FILE = "config.yaml"  # in a run folder
 MAX_TIMEOUT_S = 30 * 86400.0
 
 Backend = Literal["auto", "gloo", "nccl", "mpi"]
+MetricName = Literal["auto", "accuracy", "micro_f1", "macro_f1", "roc_auc", "r2", "mae", "rmse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +89,10 @@ class DataConfig:
     """Which official split; without any, the number of a seeded 50/20/30 split."""
     inductive: bool = False
     """Train on the subgraph of training nodes; evaluate on the whole graph."""
-    metric: Literal["auto", "accuracy", "micro_f1", "macro_f1", "roc_auc"] = "auto"
-    """What is reported and watched; auto: accuracy, or micro_f1 for several labels a node."""
+    loss: Literal["auto", "cross_entropy", "bce", "mse", "l1"] = "auto"
+    """What is minimised; auto: cross_entropy, bce for several labels a node, mse for numbers."""
+    metric: MetricName = "auto"
+    """What is reported and watched; auto: accuracy, micro_f1 for several labels, r2 for numbers."""
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
@@ -179,6 +183,11 @@ class TrainConfig(RunConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
     """
 
     def __post_init__(self) -> None:
+        for name, words in _choices().items():
+            if getattr(self, name) not in words:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}"
+                )
         for group in (ModelConfig, OptimConfig, DataConfig, LoopConfig, RunConfig):
             group.check(self)
 
@@ -191,6 +200,13 @@ class TrainConfig(RunConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
     def to_dict(self) -> dict[str, object]:
         """Return the fields as plain values, in their order."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@cache
+def _choices() -> dict[str, tuple[Any, ...]]:
+    """Return the words that an option may have, for those that have a few."""
+    hints = get_type_hints(TrainConfig)
+    return {name: get_args(h) for name, h in hints.items() if get_origin(h) is Literal}
 
 
 def check_split(split: int, num_splits: int, dataset: str) -> None:

@@ -1,8 +1,7 @@
 """Full-batch training: one step is one pass over all shards."""
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,7 +10,6 @@ from torch.optim import Optimizer
 
 from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
-from gnn_dist.errors import ConfigError, GnnDistError
 from gnn_dist.halo.block import Block, Constant
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.exchange import ExchangeMaker
@@ -21,11 +19,12 @@ from gnn_dist.halo.prune import active_layers
 from gnn_dist.nn.conv import Rows
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
-from gnn_dist.profile.meter import GRAD_SYNC, HALO_WAIT, HaloCount, Lane, Meter
+from gnn_dist.profile.meter import GRAD_SYNC, Meter
 from gnn_dist.shard.plan import HaloPlan
 from gnn_dist.shard.shard import Shard
 from gnn_dist.train.gradients import GradientSync
-from gnn_dist.train.task import NodeTask, node_loss
+from gnn_dist.train.halo_files import Keeper
+from gnn_dist.train.steps import StepReport, Steps, TrainingSet
 
 __all__ = ["FullBatch", "StepReport", "TrainingSet", "exact_blocks", "shard_blocks"]
 
@@ -68,32 +67,6 @@ def exact_blocks(
     features = shard.features
     constant = Constant(features, exchanges.at(0)) if isinstance(features, Tensor) else None
     return shard_blocks(shard, exchanges, constant, layers=layers)
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingSet:
-    """What a model is trained on.
-
-    Attributes:
-        shard: The whole shard, or one of a subgraph (inductive training).
-        task: Its labels and masks.
-        prune: Leave out what the loss does not depend on; not with batch norm, whose statistics
-            are of all nodes, and not on a vertex-cut over several ranks.
-
-    Raises:
-        ConfigError: Pruning on such a vertex-cut.
-    """
-
-    shard: Shard
-    task: NodeTask
-    prune: bool = False
-
-    def __post_init__(self) -> None:
-        if self.prune and self.shard.plan.clones:
-            raise ConfigError(
-                "prune needs all in-edges of a node on one rank, and this partition is a "
-                "vertex-cut: drop --prune, or use an edge-cut method, such as --method metis"
-            )
 
 
 MakerOf = Callable[..., ExchangeMaker]
@@ -167,36 +140,7 @@ def active_pass(
     return TrainingPass(features, blocks, task.y[outputs], torch.ones_like(outputs).bool())
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """One epoch on this rank.
-
-    Attributes:
-        loss: Of all ranks.
-        epoch_s: Seconds of the whole step.
-        compute_s: Of it, neither waiting for halo rows nor in the gradient reduction.
-        halo_wait_s: Waiting for halo rows.
-        grad_sync_s: In the gradient reduction after the backward, waiting for slower ranks
-            included.
-        halo_bytes: Bytes of halo rows and of their gradients that this rank sent.
-        halo_messages: Messages that they went in.
-        halo: The same and more by layer and direction.
-        staleness: Where halo rows are stale, how much this step's new values differ from what was
-            used before, as a share of its norm: the worst layer's. NaN if none came.
-    """
-
-    loss: float
-    epoch_s: float
-    compute_s: float
-    halo_wait_s: float
-    grad_sync_s: float
-    halo_bytes: int
-    halo_messages: int
-    halo: dict[Lane, HaloCount]
-    staleness: float
-
-
-class FullBatch:
+class FullBatch(Steps):
     """Steps and predictions of a model over the shards of all ranks.
 
     Args:
@@ -227,10 +171,9 @@ class FullBatch:
         seed: int,
         gradients: GradientSync | None = None,
     ) -> None:
-        self.model, self.shard, self.world, self.seed = model, shard, world, seed
-        self.training = training
-        self.meter = Meter()
-        self.clock = Clock(seed)
+        super().__init__(model, shard, world, training=training)
+        self.model: GNN = model
+        self.seed, self.clock = seed, Clock(seed)
         exact = partial(
             exact_blocks,
             transport=world.transport,
@@ -240,20 +183,23 @@ class FullBatch:
         )
         self._exact_blocks = exact(shard)
         same = self._exact_blocks if training.shard is shard else exact(training.shard)
-        self.exchanges: list[ExchangeMaker] = []
         pass_of = active_pass if training.prune else whole_pass
         self._train = pass_of(training, self._exchanges_of, halo, same, world.transport)
         self.gradients = gradients or GradientSync(model, world.transport)
 
-    def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
-        """Collective. Update the parameters once.
+    @property
+    def layers(self) -> range:
+        """One for each convolution."""
+        return range(self.model.num_blocks)
 
-        Raises:
-            GnnDistError: On every rank, if the loss is not finite.
-        """
-        start = time.perf_counter()
-        self.meter.reset()
-        self.world.control.progress(f"epoch {epoch}")
+    @property
+    def keepers(self) -> list[Keeper]:
+        """Exchanges, and what of gradients is still to be sent."""
+        return [*self.exchanges, self.gradients]
+
+    def _differentiate(self, optimizer: Optimizer, epoch: int) -> float:
+        """Collective. Set the parameters' gradients; return the loss of all ranks."""
+        del optimizer  # gradients are views of one buffer, which is set to zero
         self.model.train()
         set_step(self.model, seed=self.seed, step=epoch)
         self.clock.begin(epoch)
@@ -261,27 +207,7 @@ class FullBatch:
         self.gradients.begin(loss.detach())
         loss.backward()  # type: ignore[no-untyped-call]
         with self.meter.timed(GRAD_SYNC):
-            total = self.gradients.finish()
-        if not torch.isfinite(torch.tensor(total)):
-            raise GnnDistError(
-                f"the loss became {total} in epoch {epoch}: lower --lr, or look for "
-                "huge features and negative edge weights"
-            )
-        optimizer.step()
-        elapsed = time.perf_counter() - start
-        halo_wait, grad_sync = self.meter.seconds(HALO_WAIT), self.meter.seconds(GRAD_SYNC)
-        return StepReport(
-            loss=total,
-            epoch_s=elapsed,
-            compute_s=elapsed - halo_wait - grad_sync,
-            halo_wait_s=halo_wait,
-            grad_sync_s=grad_sync,
-            halo_bytes=self.meter.halo_bytes,
-            halo_messages=self.meter.halo_messages,
-            # Copies: an evaluation counts on.
-            halo={lane: replace(count) for lane, count in self.meter.halo.items()},
-            staleness=self.meter.largest_change("forward", "up", "down"),
-        )
+            return self.gradients.finish()
 
     @torch.no_grad()
     def predict(self) -> Tensor:
@@ -294,17 +220,7 @@ class FullBatch:
         """Collective. Return this rank's share; logits do not outlive it but for the backward."""
         train = self._train
         logits = self._logits(train.features, train.blocks)
-        return node_loss(logits, train.y, train.mask, self.training.task.num_train)
-
-    @property
-    def holds_rows(self) -> bool:
-        """Whether halo rows of earlier steps are used in training."""
-        return any(exchanges.policy.holds for exchanges in self.exchanges)
-
-    def drain(self) -> None:
-        """Wait for halo rows that are still on their way, which is due before the ranks part."""
-        for exchanges in self.exchanges:
-            exchanges.drain()
+        return self._share(logits, train.y, train.mask)
 
     def _exchanges_of(self, plan: HaloPlan, *, policy: HaloPolicy) -> ExchangeMaker:
         """Return what makes exchanges of training on a plan."""

@@ -12,17 +12,19 @@ from gnn_dist.profile.meter import HaloCount, Lane
 __all__ = ["halo_rows", "halo_table"]
 
 
-def halo_table(counts: Mapping[Lane, HaloCount], num_layers: int) -> tuple[list[Lane], Tensor]:
+def halo_table(
+    counts: Mapping[Lane, HaloCount], layers: Sequence[int]
+) -> tuple[list[Lane], Tensor]:
     """Return this rank's counts as numbers in an order that all ranks share.
 
     Args:
         counts: By layer and direction.
-        num_layers: Of the model.
+        layers: Numbers of the model's.
 
     Returns:
         All layers and directions, L, and float64 (L, 5): a row of `HaloCount` each.
     """
-    lanes = [(layer, direction) for layer in range(num_layers) for direction in DIRECTIONS]
+    lanes = [(layer, direction) for layer in layers for direction in DIRECTIONS]
     nothing = HaloCount()
     found = [counts.get(lane, nothing) for lane in lanes]
     rows = [[c.exchanges, c.bytes, c.messages, c.wait_s, c.late_s] for c in found]

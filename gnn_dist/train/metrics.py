@@ -1,5 +1,7 @@
-"""Metrics of node classification from counts (or scores) of all ranks."""
+"""Metrics by name, from counts, sums or scores of all ranks: those of one process, exactly."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,23 +11,81 @@ from torch import Tensor
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
+from gnn_dist.train.losses import aligned
 from gnn_dist.train.task import NodeTask
+from gnn_dist.train.user_metrics import direction_of, name_of, user_metric
 
-__all__ = ["METRICS", "evaluate_metric", "metric_name", "roc_auc"]
+__all__ = ["METRICS", "Metric", "evaluate_metric", "make_metric", "metric_name", "roc_auc"]
 
-METRICS = ("accuracy", "micro_f1", "macro_f1", "roc_auc")
+# By what is predicted; the first is `auto`.
+METRICS = {
+    "multiclass": ("accuracy", "micro_f1", "macro_f1", "roc_auc"),
+    "multilabel": ("micro_f1", "macro_f1", "roc_auc"),
+    "regression": ("r2", "mae", "rmse"),
+}
+MADE_FOR = {"accuracy": "one label a node", "r2": "numbers", "mae": "numbers", "rmse": "numbers"}
+ERRORS = ("mae", "rmse")  # the smaller the better
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is reported and watched.
+
+    Attributes:
+        name: Its name.
+        higher_is_better: Whether a larger value is a better one.
+        scores: Collective. Returns its value on every split, of (outputs, task, world).
+    """
+
+    name: str
+    higher_is_better: bool
+    scores: Callable[[Tensor, NodeTask, World], dict[str, float]]
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Whether a value is better than another."""
+        return value > than if self.higher_is_better else value < than
+
+
+def make_metric(task: NodeTask) -> Metric:
+    """Return the metric of a task.
+
+    It is a name out of `METRICS`; a function of (outputs, y) over the rows of a split of all ranks,
+    ordered by original id, outputs as the model gives them; or a `torchmetrics.Metric`, which
+    gets the same rows, as probabilities where there are classes or labels. The user's own are
+    computed on every rank and return one number. An attribute `higher_is_better = False` says that
+    smaller is better.
+
+    Raises:
+        ConfigError: There is no such metric for these labels.
+    """
+    if not isinstance(task.metric, str):
+        chosen = task.metric
+        return Metric(
+            name_of(chosen),
+            direction_of(chosen),
+            lambda outputs, task, world: user_metric(chosen, outputs, task, world),
+        )
+    name = metric_name(task.metric, task)
+    return Metric(
+        name,
+        name not in ERRORS,
+        lambda outputs, task, world: evaluate_metric(name, outputs, task, world),
+    )
 
 
 def metric_name(chosen: str, task: NodeTask) -> str:
     """Resolve `auto`, and refuse what the task does not have.
 
     Raises:
-        ConfigError: Accuracy for several labels a node.
+        ConfigError: A metric for other labels, such as accuracy for several labels a node.
     """
+    names = METRICS[task.kind]
     if chosen == "auto":
-        return "micro_f1" if task.multilabel else "accuracy"
-    if chosen == "accuracy" and task.multilabel:
-        raise ConfigError("accuracy is for one label a node: use --metric micro_f1 or macro_f1")
+        return names[0]
+    if chosen not in names:
+        raise ConfigError(
+            f"{chosen} is for {MADE_FOR.get(chosen, 'labels')}: use --metric {' or '.join(names)}"
+        )
     return chosen
 
 
@@ -33,7 +93,7 @@ def evaluate_metric(name: str, logits: Tensor, task: NodeTask, world: World) -> 
     """Collective. Return a metric of every split over the nodes of all ranks.
 
     Args:
-        name: One of `METRICS`.
+        name: A name out of `METRICS`.
         logits: (n, C), of owned nodes.
         task: Labels and masks.
         world: The ranks.
@@ -43,6 +103,8 @@ def evaluate_metric(name: str, logits: Tensor, task: NodeTask, world: World) -> 
     """
     if name == "roc_auc":
         return _gathered_auc(logits, task, world)
+    if task.kind == "regression":
+        return _errors(name, logits, task, world)
     counts = torch.stack([_counts(logits, task, mask) for mask in task.masks.values()])
     world.transport.all_reduce(counts).wait()
     score = {"accuracy": _micro_f1, "micro_f1": _micro_f1, "macro_f1": _macro_f1}[name]
@@ -82,6 +144,53 @@ def _macro_f1(table: NDArray[Any], multilabel: bool) -> float:
     score = 2 * positive / np.maximum(total, 1)
     # With one label a node, classes that neither occur nor are predicted do not count.
     return float(score.mean() if multilabel else score[total > 0].mean())
+
+
+def _errors(name: str, outputs: Tensor, task: NodeTask, world: World) -> dict[str, float]:
+    """Collective. Return the error, or the coefficient of determination, averaged over numbers."""
+    guess, y = aligned(outputs, task.y)
+    if y.dim() == 1:
+        guess, y = guess[:, None], y[:, None]
+    guess, y = guess.double(), y.double()
+    rows = list(task.masks.values())
+    sums = torch.stack([torch.stack([torch.ones_like(y[m]).sum(0), y[m].sum(0)]) for m in rows])
+    world.transport.all_reduce(sums).wait()
+    count, total = sums.unbind(1)  # (splits, T) each
+    mean = total / count.clamp(min=1)
+    # About the mean of all ranks: a difference of two large sums would lose digits.
+    parts = torch.stack(
+        [
+            torch.stack(
+                [
+                    (guess[m] - y[m]).abs().sum(0),
+                    (guess[m] - y[m]).square().sum(0),
+                    (y[m] - mean[i]).square().sum(0),
+                ]
+            )
+            for i, m in enumerate(rows)
+        ]
+    )
+    world.transport.all_reduce(parts).wait()
+    value = ERROR_FUNCTIONS[name](count, *parts.unbind(1))
+    return dict(zip(task.masks, value.mean(1).tolist(), strict=True))
+
+
+def _mae(count: Tensor, absolute: Tensor, _: Tensor, __: Tensor) -> Tensor:
+    return absolute / count
+
+
+def _rmse(count: Tensor, _: Tensor, squared: Tensor, __: Tensor) -> Tensor:
+    return (squared / count).sqrt()
+
+
+def _r2(count: Tensor, _: Tensor, squared: Tensor, spread: Tensor) -> Tensor:
+    """As scikit-learn: of a constant 1 if it is met and else 0; undefined for one node."""
+    of_constant = (squared == 0).double()
+    value = torch.where(spread > 0, 1 - squared / spread, of_constant)
+    return torch.where(count > 1, value, torch.nan)
+
+
+ERROR_FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {"mae": _mae, "rmse": _rmse, "r2": _r2}
 
 
 def _gathered_auc(logits: Tensor, task: NodeTask, world: World) -> dict[str, float]:

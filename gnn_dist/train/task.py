@@ -1,9 +1,10 @@
-"""Node classification: which nodes count, and the loss over all ranks."""
+"""What is learned of nodes: which of them count, their labels, the loss and the metric."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gnn_dist.comm.world import World
@@ -11,8 +12,21 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.ops.draws import DrawKey, uniform_by_id
 from gnn_dist.shard.shard import Shard
 from gnn_dist.train.config import check_split
+from gnn_dist.train.losses import LossFunction, check_loss, kind_of, node_loss
 
-__all__ = ["SPLITS", "NodeTask", "choose_masks", "make_task", "node_loss"]
+__all__ = [
+    "SPLITS",
+    "MetricFunction",
+    "NodeTask",
+    "choose_masks",
+    "count_train",
+    "is_labelled",
+    "label_width",
+    "make_task",
+    "node_loss",
+]
+
+MetricFunction = Callable[[Tensor, Tensor], Any]
 
 SPLITS = ("train", "val", "test")
 SPLIT_FRACTIONS = (0.5, 0.2)  # the rest are test nodes
@@ -24,21 +38,38 @@ class NodeTask:
     """Labels and masks of the owned nodes.
 
     Attributes:
-        y: int64 (n,), or bool (n, C).
+        y: int64 (n,), -1 for none; bool (n, C); or floating (n,) or (n, T), NaN for none.
         masks: By name of the split, bool (n,).
         num_train: Training nodes of all ranks.
-        num_classes: C.
+        num_classes: C, or T, the numbers to predict of a node: the width of a model's output.
+        loss: A name, or the user's own: see `node_loss`.
+        metric: A name, or the user's own: see `make_metric`.
+        node_id: int64 (n,), original ids, by which rows are ordered for a metric of the user's.
     """
 
     y: Tensor
     masks: dict[str, Tensor]
     num_train: int
     num_classes: int
+    loss: str | LossFunction = "auto"
+    metric: str | MetricFunction = "auto"
+    node_id: Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        """`multiclass`, `multilabel` or `regression`."""
+        return kind_of(self.y)
 
     @property
     def multilabel(self) -> bool:
         """Whether a node has several labels."""
-        return self.y.dim() == 2
+        return self.kind == "multilabel"
+
+    def take(self, rows: Tensor) -> "NodeTask":
+        """Return the task of some of the owned nodes, bool (n,)."""
+        masks = {name: mask[rows] for name, mask in self.masks.items()}
+        node_id = None if self.node_id is None else self.node_id[rows]
+        return replace(self, y=self.y[rows], masks=masks, node_id=node_id)
 
 
 def choose_masks(shard: Shard, split: int) -> dict[str, Tensor]:
@@ -53,7 +84,7 @@ def choose_masks(shard: Shard, split: int) -> dict[str, Tensor]:
         ConfigError: There are no labels, or no such split.
     """
     meta = shard.meta
-    y, _ = _labels(shard)
+    y, _ = label_width(shard)
     if meta.num_splits == 0:
         return _hash_split(shard.node_id, y, split)
     check_split(split, meta.num_splits, meta.dataset)
@@ -66,19 +97,34 @@ def choose_masks(shard: Shard, split: int) -> dict[str, Tensor]:
     return masks
 
 
-def _labels(shard: Shard) -> tuple[Tensor, int]:
-    if shard.y is None or shard.meta.num_classes is None:
+def label_width(shard: Shard) -> tuple[Tensor, int]:
+    """Return a shard's labels, and how many classes, labels or numbers there are.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    y, num_classes = shard.y, shard.meta.num_classes
+    if y is not None and y.is_floating_point():
+        num_classes = 1 if y.dim() == 1 else y.size(1)
+    if y is None or num_classes is None:
         raise ConfigError(
             f"the dataset {shard.meta.dataset!r} has no labels: put y beside the edges"
         )
-    return shard.y, shard.meta.num_classes
+    return y, num_classes
+
+
+def is_labelled(y: Tensor) -> Tensor:
+    """Return bool (n,): which nodes have all that is to be predicted."""
+    if y.is_floating_point():
+        return y.isfinite() if y.dim() == 1 else y.isfinite().all(1)
+    return y >= 0 if y.dim() == 1 else torch.ones(len(y), dtype=torch.bool, device=y.device)
 
 
 def _hash_split(node_id: Tensor, y: Tensor, split: int) -> dict[str, Tensor]:
     place = uniform_by_id(DrawKey(split, 0, SPLIT_SITE), node_id)
     train = place < SPLIT_FRACTIONS[0]
     test = place >= SPLIT_FRACTIONS[0] + SPLIT_FRACTIONS[1]
-    labelled = (y >= 0) if y.dim() == 1 else torch.ones_like(train)
+    labelled = is_labelled(y)
     return {
         "train": train & labelled,
         "val": ~train & ~test & labelled,
@@ -86,42 +132,42 @@ def _hash_split(node_id: Tensor, y: Tensor, split: int) -> dict[str, Tensor]:
     }
 
 
-def make_task(shard: Shard, split: int, world: World) -> NodeTask:
+def make_task(
+    shard: Shard,
+    split: int,
+    world: World,
+    *,
+    loss: str | LossFunction = "auto",
+    metric: str | MetricFunction = "auto",
+) -> NodeTask:
     """Collective. Check labels and masks on all ranks, and count the training nodes.
 
+    Args:
+        shard: This rank's shard.
+        split: Which official split; see `choose_masks`.
+        world: The ranks.
+        loss: A name, or a function of one's own; see `node_loss`.
+        metric: A name, or a function or object of one's own; see `make_metric`.
+
     Raises:
-        ConfigError: On every rank: no labels, no such split, or no training node anywhere.
+        ConfigError: On every rank: no labels, no such split, no training node anywhere, or a loss
+            that is not for these labels.
     """
     with world.everywhere("choosing training nodes"):
         masks = choose_masks(shard, split)
-        y, num_classes = _labels(shard)
-    count = masks["train"].sum().view(1)
-    world.transport.all_reduce(count).wait()
-    num_train = int(count.item())
+        y, num_classes = label_width(shard)
+        check_loss(loss, y)
+    num_train = count_train(masks["train"], world)
     if num_train == 0:
         raise ConfigError(
             f"the dataset {shard.meta.dataset!r} has no training node in split {split}: give it a "
             "train_mask with at least one node"
         )
-    return NodeTask(y, masks, num_train, num_classes)
+    return NodeTask(y, masks, num_train, num_classes, loss, metric, shard.node_id)
 
 
-def node_loss(logits: Tensor, y: Tensor, mask: Tensor, num_train: int) -> Tensor:
-    """Return this rank's share of the loss: the sum over its training nodes / all training nodes.
-
-    The shares of all ranks add up to the loss of one machine, whatever the partition; a rank
-    without training nodes gives zero, through which gradients still flow.
-
-    Args:
-        logits: (n, C), of any floating dtype.
-        y: int64 (n,), classes; or bool (n, C), which sums a binary loss over the labels and
-            averages it over C.
-        mask: bool (n,), training nodes.
-        num_train: Training nodes of all ranks.
-    """
-    picked, target = logits[mask], y[mask]
-    picked = picked.to(torch.promote_types(picked.dtype, torch.float32))
-    if y.dim() == 1:
-        return F.cross_entropy(picked, target, reduction="sum") / num_train
-    loss = F.binary_cross_entropy_with_logits(picked, target.to(picked.dtype), reduction="sum")
-    return loss / (num_train * y.size(1))
+def count_train(mask: Tensor, world: World) -> int:
+    """Collective. Return how many nodes a mask holds on all ranks."""
+    count = mask.sum().view(1)
+    world.transport.all_reduce(count).wait()
+    return int(count.item())

@@ -3,241 +3,305 @@
 import logging
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
-from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.load import induced_shard
 from gnn_dist.halo.policy import HaloPolicy
-from gnn_dist.nn.models import GNN, ModelShape, build_model
-from gnn_dist.profile.meter import peak_rss_bytes
+from gnn_dist.nn.models import GNN
 from gnn_dist.shard.shard import Shard
+from gnn_dist.train.callbacks import Callback
 from gnn_dist.train.checkpoint import (
     BEST,
+    CHECKPOINT_FOLDER,
     LAST,
     Checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
 from gnn_dist.train.config import TrainConfig
-from gnn_dist.train.full_batch import FullBatch, StepReport, TrainingSet
+from gnn_dist.train.epoch_row import Agreed, over_ranks
+from gnn_dist.train.full_batch import FullBatch
 from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.halo_files import HaloFiles
-from gnn_dist.train.halo_report import halo_rows, halo_table
-from gnn_dist.train.metrics import evaluate_metric, metric_name
+from gnn_dist.train.metrics import make_metric
+from gnn_dist.train.models import ROW_DTYPES, load_model, make_model, place_model
 from gnn_dist.train.optim import make_optimizer, make_scheduler
+from gnn_dist.train.own_model import OwnModel, check_own_model
+from gnn_dist.train.progress import Progress
 from gnn_dist.train.run_folder import RunFolder
+from gnn_dist.train.steps import StepReport, Steps, TrainingSet
 from gnn_dist.train.task import NodeTask, make_task
 
-__all__ = ["Progress", "Trainer"]
+__all__ = ["Progress", "Trainer", "load_model", "make_model"]
 
 LOG = logging.getLogger(__name__)
-ROW_DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 CHECKPOINT_S = 60.0  # at most between two checkpoints, whatever the number of epochs
 LINES_PER_RUN = 20  # log lines of a run without a progress bar
 
 
-@dataclass
-class Progress:
-    """How far a run has come, and its best evaluation so far.
-
-    Attributes:
-        epoch: Epochs done.
-        best_epoch: The epoch whose validation metric was best, -1 before any.
-        best_val: That metric.
-        test_at_best: The test metric then.
-        stale: Evaluations since then.
-    """
-
-    epoch: int = 0
-    best_epoch: int = -1
-    best_val: float = float("-inf")
-    test_at_best: float = float("nan")
-    stale: int = 0
-
-    def update(self, epoch: int, scores: dict[str, float]) -> bool:
-        """Take in an evaluation; return whether it is the best so far.
-
-        Without validation nodes the last evaluation counts as the best.
-        """
-        val = scores["val"]
-        if val != val or val > self.best_val:
-            self.best_epoch, self.test_at_best, self.stale = epoch, scores["test"], 0
-            self.best_val = val if val == val else self.best_val
-            return True
-        self.stale += 1
-        return False
-
-
 class Trainer:
     """Collective. One full-batch training run.
+
+    `fit` is the whole loop. A loop of one's own is made of the same steps:
+
+        fit            open the run folder, epochs until `finished`, summary
+          run_epoch    train_step, evaluate every few epochs, record, save every few epochs
 
     Args:
         config: The options.
         shard: This rank's shard.
         world: The ranks.
         dataset: What the run is on, for the run folder.
+        model: A module of one's own, written for one machine with layers of PyTorch Geometric,
+            called as `model(x, edge_index)` (see `OwnModel`); it is parallelized and trained, not
+            copied. By default the one that `config` names.
+        task: Labels, masks, loss and metric; by default `make_task` with what `config` says.
+        callbacks: Told of what happens, in order.
 
     Raises:
-        ConfigError: On every rank: an option does not fit the dataset.
+        ConfigError: On every rank: an option does not fit the dataset or the model.
 
     Attributes:
-        model: The model; `state_dict` loads into `torch_geometric.nn`'s model of the same kind.
+        model: The model; `state_dict` loads into `torch_geometric.nn`'s model of the same kind, or
+            into the user's own.
+        progress: How far the run has come.
+        metric: Name of what is evaluated.
+        stopped: Whether some rank has asked for the end of the run.
     """
 
-    def __init__(self, config: TrainConfig, shard: Shard, world: World, dataset: str = "") -> None:
-        self.config, self.world = config, world
+    def __init__(
+        self,
+        config: TrainConfig,
+        shard: Shard,
+        world: World,
+        dataset: str = "",
+        *,
+        model: nn.Module | None = None,
+        task: NodeTask | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.config, self.world, self.callbacks = config, world, list(callbacks)
         self.dataset = dataset or shard.meta.dataset
         self.shard = shard.with_dtype(ROW_DTYPES[config.precision])
         self.shard.required_features  # noqa: B018 - refuse a graph without features at once
-        task = make_task(self.shard, config.split, world)
-        self.metric = metric_name(config.metric, task)
-        self.task = task
-        self.model = make_model(config, self.shard, task, world)
-        self.full_batch = FullBatch(
-            self.model,
-            self.shard,
-            world,
-            training=self._training_set(task),
-            halo=HaloPolicy.parse(config.halo),
-            seed=config.seed,
-            gradients=GradientSync(
-                self.model,
-                world.transport,
-                buckets=config.grad_buckets,
-                encoding=config.grad_encoding,
-                share=config.grad_share,
-            ),
+        if model is not None:
+            check_own_model(model, config)
+        self.task = task or make_task(
+            self.shard, config.split, world, loss=config.loss, metric=config.metric
         )
+        self._metric = make_metric(self.task)
+        self.metric = self._metric.name
+        self.full_batch = self._steps_of(model)
+        self.model = self.full_batch.model
         self.full_batch.meter.separates_skew = config.profile_skew
         self.optimizer = make_optimizer(self.model.parameters(), config)
         self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
         self.progress = Progress()
-        self._halo_files = HaloFiles([*self.full_batch.exchanges, self.full_batch.gradients], world)
+        self.stopped = self._stop_wanted = self._keeps = False
+        self._folder: RunFolder | None = None
+        self._halo_files = HaloFiles(self.full_batch.keepers, world)
         self._saved_at = time.monotonic()
         if config.resume:
             self._restore(read_checkpoint(config.resume, world))
             self._halo_files.restore(Path(config.resume), self.progress.epoch)
 
-    def fit(self) -> dict[str, Any]:
-        """Collective. Train to the last epoch or until patience runs out; return the summary."""
-        folder = self._open_folder()
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs are done, patience has run out, or a rank has asked for the end."""
+        out_of_patience = 0 < self.config.patience <= self.progress.stale
+        return self.stopped or out_of_patience or self.progress.epoch >= self.config.epochs
+
+    def fit(self, *, keep: bool = True) -> dict[str, Any]:
+        """Collective. Train to the last epoch or until patience runs out; return the summary.
+
+        Args:
+            keep: Write a run folder; otherwise nothing is left on disk.
+        """
+        if keep:
+            self.save()  # so that a run can be resumed from its first moment
         rows: list[dict[str, Any]] = []
-        epochs = range(self.progress.epoch, self.config.epochs)
-        self._save(folder, LAST)  # so that a run can be resumed from its first moment
-        bar = tqdm(epochs, disable=None if folder else True, unit="epoch", leave=False)
+        bar = tqdm(
+            total=self.config.epochs,
+            initial=self.progress.epoch,
+            disable=None if self._folder else True,
+            unit="epoch",
+            leave=False,
+        )
         try:
-            for epoch in bar:
-                if 0 < self.config.patience <= self.progress.stale:
-                    break
-                row = self._epoch(epoch, folder)
-                rows.append(row)
-                self._report(row, bar)
-            self._save(folder, LAST)
+            self._tell("on_fit_start")
+            while not self.finished:
+                rows.append(self.run_epoch())
+                bar.update()
+                self._report(rows[-1], bar)
+            if self._keeps:
+                self.save()
             self.full_batch.drain()
             summary = self._summary(rows)
-            summary["run_folder"] = "" if folder is None else str(folder.path)
-            if folder is not None:
-                folder.finish(summary)
+            self._tell("on_fit_end", summary)
+            if self._folder is not None:
+                self._folder.finish(summary)
         finally:
             bar.close()
-            if folder is not None:
-                folder.close()
+            self.close()
         return summary
 
-    def evaluate(self) -> dict[str, float]:
-        """Collective. Return the metric of every split with the present parameters."""
-        return evaluate_metric(self.metric, self.full_batch.predict(), self.task, self.world)
-
-    def _training_set(self, task: NodeTask) -> TrainingSet:
-        """Collective. Return what is trained on: the subgraph of training nodes if inductive."""
-        if not self.config.inductive:
-            return TrainingSet(self.shard, task, self.config.prune)
-        keep = task.masks["train"]
-        shard = induced_shard(self.shard, keep, self.world.transport)
-        masks = {name: mask[keep] for name, mask in task.masks.items()}
-        return TrainingSet(shard, replace(task, y=task.y[keep], masks=masks), self.config.prune)
-
-    def _epoch(self, epoch: int, folder: RunFolder | None) -> dict[str, Any]:
-        report = self.full_batch.step(self.optimizer, epoch)
-        self.scheduler.step()
-        self.progress.epoch = epoch + 1
-        scores = dict.fromkeys(self.task.masks, float("nan"))
-        last = epoch + 1 == self.config.epochs
-        if (epoch + 1) % self.config.eval_every == 0 or last:
-            scores = self.evaluate()
-            if self.progress.update(epoch, scores):
-                self._save(folder, BEST)
-        over_ranks, overdue = self._over_ranks(report)
-        row = {
-            "epoch": epoch,
-            "loss": report.loss,
-            **{f"{split}_metric": value for split, value in scores.items()},
-            **over_ranks,
-        }
-        if folder is not None:
-            folder.add(row)
-        if (epoch + 1) % self.config.checkpoint_every == 0 or overdue:
-            self._save(folder, LAST)
+    def run_epoch(self) -> dict[str, Any]:
+        """Collective. Do a step and what is due after it; return the epoch's row."""
+        report = self.train_step()
+        done, config = self.progress.epoch, self.config
+        is_due = done % config.eval_every == 0 or done == config.epochs
+        row, overdue = self._record(report, self.evaluate() if is_due else None)
+        if self._keeps and (done % config.checkpoint_every == 0 or overdue):
+            self.save()
         return row
 
-    def _over_ranks(self, report: StepReport) -> tuple[dict[str, Any], bool]:
-        """Collective. Return times and memory of the slowest rank, bytes and messages of all.
+    def train_step(self) -> StepReport:
+        """Collective. Update the parameters once, and the learning rate.
 
-        Also whether a checkpoint is overdue, by rank 0's clock, so that all ranks do the same.
+        Raises:
+            GnnDistError: On every rank, if the loss is not finite.
         """
-        times = ("epoch_s", "compute_s", "halo_wait_s", "grad_sync_s")
-        sums = ("halo_bytes", "halo_messages")
-        overdue = time.monotonic() - self._saved_at > CHECKPOINT_S
-        mine = [*(getattr(report, name) for name in (*times, *sums)), peak_rss_bytes()]
-        mine += [report.staleness, overdue]
-        lanes, counts = halo_table(report.halo, self.model.num_blocks)
-        table = torch.zeros(self.world.world_size, len(mine) + counts.numel(), dtype=torch.float64)
-        table[self.world.rank] = torch.cat(
-            [torch.tensor(mine, dtype=torch.float64), counts.view(-1)]
-        )
-        table = table.to(self.world.transport.device)
-        self.world.transport.all_reduce(table).wait()
-        table = table.cpu()
-        row: dict[str, Any] = dict(zip(times, table.amax(0).tolist(), strict=False))
-        total = table.sum(0).tolist()
-        row.update({name: int(total[len(times) + i]) for i, name in enumerate(sums)})
-        *_, peak, staleness, late = table[:, : len(mine)].unbind(1)
-        row["peak_rss_bytes"] = int(peak.max())
-        if self.full_batch.holds_rows:
-            known = [value for value in staleness.tolist() if value == value]
-            row["staleness"] = max(known, default=float("nan"))
-        by_rank = table[:, len(mine) :].view(-1, *counts.shape)
-        row["halo"] = halo_rows(lanes, by_rank, with_late=self.config.profile_skew)
-        return row, bool(late[0])
+        report = self.full_batch.step(self.optimizer, self.progress.epoch)
+        self.scheduler.step()
+        self.progress.epoch += 1
+        self._tell("on_step_end", report)
+        return report
 
-    def _save(self, folder: RunFolder | None, name: str) -> None:
+    def predict(self) -> Tensor:
+        """Collective. Return the model's output (n, C) for owned nodes, exactly, no dropout."""
+        return self.full_batch.predict()
+
+    def evaluate(self) -> dict[str, float]:
+        """Collective. Return the metric of every split with the present parameters.
+
+        Once after a step it counts for `progress`, and the best are kept in the run folder if that
+        is open.
+        """
+        scores = self._metric.scores(self.predict(), self.task, self.world)
+        progress = self.progress
+        if progress.evaluated < progress.epoch:
+            progress.evaluated = progress.epoch
+            higher = self._metric.higher_is_better
+            if progress.update(progress.epoch - 1, scores, higher_is_better=higher) and self._keeps:
+                self._write(BEST)
+        self._tell("on_evaluate_end", scores)
+        return scores
+
+    def record(self, report: StepReport, scores: dict[str, float] | None = None) -> dict[str, Any]:
+        """Collective. Return a row of what all ranks report, and add it to an open run folder.
+
+        Args:
+            report: Of the last step.
+            scores: What `evaluate` returned after it, if it did.
+        """
+        row, _ = self._record(report, scores)
+        return row
+
+    def save(self) -> None:
+        """Collective. Write a checkpoint into the run folder, which is opened by the first one."""
+        if not self._keeps:
+            self._open_folder()
+        self._write(LAST)
+
+    def stop(self) -> None:
+        """Ask for the end of the run; any rank may, and all end it after the present epoch."""
+        self._stop_wanted = True
+
+    def close(self) -> None:
+        """Close the run folder's files; `fit` does."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def _tell(self, event: str, *values: Any) -> None:  # noqa: ANN401 - whatever the event has
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *values)
+
+    def _steps_of(self, own: nn.Module | None) -> Steps:
+        """Collective. Return what makes steps, of a model of one's own or a ready one."""
+        config, world = self.config, self.world
+        training, halo = self._training_set(), HaloPolicy.parse(config.halo)
+        if own is not None:
+            place_model(own, config, world)
+            return OwnModel(
+                own, self.shard, world, training=training, halo=config.halo, seed=config.seed
+            )
+        model: GNN = make_model(config, self.shard, self.task, world)
+        gradients = GradientSync(
+            model,
+            world.transport,
+            buckets=config.grad_buckets,
+            encoding=config.grad_encoding,
+            share=config.grad_share,
+        )
+        return FullBatch(
+            model,
+            self.shard,
+            world,
+            training=training,
+            halo=halo,
+            seed=config.seed,
+            gradients=gradients,
+        )
+
+    def _training_set(self) -> TrainingSet:
+        """Collective. Return what is trained on: the subgraph of training nodes if inductive."""
+        if not self.config.inductive:
+            return TrainingSet(self.shard, self.task, self.config.prune)
+        keep = self.task.masks["train"]
+        shard = induced_shard(self.shard, keep, self.world.transport)
+        return TrainingSet(shard, self.task.take(keep), self.config.prune)
+
+    def _record(
+        self, report: StepReport, scores: dict[str, float] | None
+    ) -> tuple[dict[str, Any], bool]:
+        """Collective. Return the row, and whether a checkpoint is overdue."""
+        overdue = time.monotonic() - self._saved_at > CHECKPOINT_S
+        wishes = Agreed(overdue, self._stop_wanted)
+        more, agreed = over_ranks(report, self.full_batch, self.world, wishes)
+        self.stopped = agreed.stop
+        scores = scores or dict.fromkeys(self.task.masks, float("nan"))
+        row = {
+            "epoch": self.progress.epoch - 1,
+            "loss": report.loss,
+            **{f"{split}_metric": value for split, value in scores.items()},
+            **more,
+        }
+        if self._folder is not None:
+            self._folder.add(row)
+        return row, agreed.overdue
+
+    def _write(self, name: str) -> None:
         if name == LAST:
             self._saved_at = time.monotonic()
             self._halo_files.save(self.progress.epoch)
-        if folder is None:
-            return
-        checkpoint = Checkpoint(
-            epoch=self.progress.epoch,
-            fingerprint=self.shard.meta.fingerprint,
-            options=self.config.mathematics(),
-            model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            scheduler=self.scheduler.state_dict(),
-            progress=asdict(self.progress),
-        )
-        write_checkpoint(folder.path, checkpoint, name)
+        path = None
+        if self._folder is not None:
+            checkpoint = Checkpoint(
+                epoch=self.progress.epoch,
+                fingerprint=self.shard.meta.fingerprint,
+                options=self.config.mathematics(),
+                model=self.model.state_dict(),
+                optimizer=self.optimizer.state_dict(),
+                scheduler=self.scheduler.state_dict(),
+                progress=asdict(self.progress),
+            )
+            write_checkpoint(self._folder.path, checkpoint, name)
+            path = self._folder.path / CHECKPOINT_FOLDER / name
+        self._tell("on_checkpoint", path)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         for name, now in self.config.mathematics().items():
-            before = checkpoint.options.get(name)
+            # An option that is younger than the checkpoint had its default.
+            before = checkpoint.options.get(name, getattr(TrainConfig, name))
             if before != now:
                 raise ConfigError(
                     f"a resumed run must keep {name}={before}, got {now}: start a new run, or "
@@ -248,28 +312,29 @@ class Trainer:
         self.scheduler.load_state_dict(checkpoint.scheduler)
         self.progress = Progress(**checkpoint.progress)
 
-    def _open_folder(self) -> RunFolder | None:
+    def _open_folder(self) -> None:
         """Collective. Open the run folder on rank 0."""
-        folder: RunFolder | None = None
         with self.world.everywhere("opening the run folder"):
             if self.world.is_main:
                 resume_epoch = self.progress.epoch if self.config.resume else None
-                folder = RunFolder(
+                self._folder = RunFolder(
                     self._folder_path(), self.config, self.dataset, resume_epoch=resume_epoch
                 )
-        self._halo_files.open(None if folder is None else folder.path)
-        return folder
+        self._keeps = True
+        self._halo_files.open(None if self._folder is None else self._folder.path)
 
     def _folder_path(self) -> Path:
         if self.config.resume:
             return Path(self.config.resume)
         if self.config.out:
             return Path(self.config.out)
+        own = isinstance(self.full_batch, OwnModel)
+        name = type(self.model).__name__.lower() if own else self.config.model
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-        return Path("runs") / f"{self.shard.meta.dataset}-{self.config.model}-{stamp}"
+        return Path("runs") / f"{self.shard.meta.dataset}-{name}-{stamp}"
 
     def _report(self, row: dict[str, Any], bar: Any) -> None:  # noqa: ANN401 - tqdm is generic
-        if not self.world.is_main:
+        if self._folder is None:
             return
         text = f"loss {row['loss']:.4f}"
         if row["val_metric"] == row["val_metric"]:
@@ -300,45 +365,5 @@ class Trainer:
                 "method": meta.partitioner["method"],
                 "replication_factor": meta.quality["replication_factor"],
             },
+            "run_folder": "" if self._folder is None else str(self._folder.path),
         }
-
-
-def make_model(config: TrainConfig, shard: Shard, task: NodeTask, world: World) -> GNN:
-    """Collective. Make the model a configuration names, with rank 0's initial parameters."""
-    shape = ModelShape(
-        in_channels=shard.meta.num_features,
-        hidden=config.hidden,
-        out_channels=task.num_classes,
-        layers=config.layers,
-        dropout=config.dropout,
-        heads=config.heads,
-        aggr=config.aggr,
-        batch_norm=config.batch_norm,
-    )
-    # A local generator's state would not reach the initialisers of torch.nn.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = build_model(config.model, shape, world.transport)
-    dtype = torch.promote_types(ROW_DTYPES[config.precision], torch.float32)
-    model.to(device=world.device, dtype=dtype)
-    broadcast_state(model, world.transport)
-    return model
-
-
-def load_model(model: torch.nn.Module, checkpoint: Checkpoint, shard: Shard) -> None:
-    """Load a checkpoint's parameters.
-
-    Raises:
-        ConfigError: The checkpoint is of another graph, or of a model of another shape.
-    """
-    if checkpoint.fingerprint != shard.meta.fingerprint:
-        raise ConfigError(
-            f"the checkpoint is of another graph than {shard.meta.dataset!r}: give the folder that "
-            "the run was started on, or another partition of the same graph"
-        )
-    try:
-        model.load_state_dict(checkpoint.model)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"the checkpoint is of another model: {str(error).splitlines()[-1].strip()}"
-        ) from error
