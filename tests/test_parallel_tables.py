@@ -429,6 +429,33 @@ def test_what_a_user_relies_on_stays(tmp_path):
     run_ranks(kept_as_they_are, 3, str(tmp_path / "parts"))
 
 
+def skipped(world, folder):
+    """Rank 1's loss has no use for the table; its rows take part all the same, as zeros."""
+    shard = gd.load_shard(folder, world)
+    for name in ("OfIds", "Sparse"):
+        model = gd.parallelize(make_model(name, shard.meta.num_nodes), shard, world)
+        table, lin = model.module.emb, model.module.lin
+        model.module.forward = lambda ids, table=table, lin=lin: (table(ids), lin.weight.sum())
+        rows, other = model(shard.node_id)
+        (rows.sum() if world.rank != 1 else other).backward()
+        grad = table.weight.grad
+        assert grad.is_sparse == (name == "Sparse")
+        expected = torch.full_like(table.weight, float(world.rank != 1))
+        assert torch.equal(grad.to_dense(), expected.detach())
+        assert torch.equal(lin.weight.grad, torch.ones_like(lin.weight))
+        assert model.module.conv.lin_l.weight.grad is None
+        model(shard.node_id)[0].sum().backward()  # added to what is there
+        assert table.weight.grad.is_sparse == (name == "Sparse")
+        assert torch.equal(table.weight.grad.to_dense(), expected + 1.0)
+        if name == "Sparse":
+            torch.optim.SparseAdam([table.weight]).step()
+
+
+def test_a_rank_without_use_for_the_table_has_zeros(tmp_path):
+    write("directed", 2, tmp_path / "parts")
+    run_ranks(skipped, 2, str(tmp_path / "parts"))
+
+
 class Largest(TorchDispatchMode):
     """Keeps the size of the largest floating tensor that is made."""
 
