@@ -164,9 +164,10 @@ def inputs_on(shard, world):
 
 def parallel_runs(world, folders):
     found = {}
-    for case, folder in folders.items():
+    for number, (case, folder) in enumerate(folders.items()):
         shard = gd.load_shard(folder, world)
-        for name, kind in RUNS:
+        # Everything on the first graph, on others enough to keep the test short.
+        for name, kind in RUNS if number == 0 else RUNS[number::3]:
             # Only rank 0's values count.
             model = make_model(name, shard.meta.num_nodes, seed=3 + world.rank)
             table = model.emb.weight
@@ -181,18 +182,18 @@ def parallel_runs(world, folders):
     return found
 
 
-def write(case, world_size, folder):
+def write(case, folder):
+    """Write four parts: one rank has them all, and not in the order of original ids."""
     _, graph, partition = awkward_case(case, 4)
-    if world_size == 1:  # in another order than that of original ids, too
-        partition = Partition(partition.assignment, 4)
-    write_partition(graph, partition, folder, overwrite=True)
+    write_partition(graph, partition, folder)
     return graph
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_training_equals_plain_pytorch(world_size, tmp_path):
-    graphs = {case: write(case, world_size, tmp_path / case) for case in CASES}
-    folders = {case: str(tmp_path / case) for case in CASES}
+    cases = CASES if world_size == 3 else CASES[world_size : world_size + 1]
+    graphs = {case: write(case, tmp_path / case) for case in cases}
+    folders = {case: str(tmp_path / case) for case in cases}
     [first, *_] = run_ranks(parallel_runs, world_size, folders, timeout_s=120.0)
     for (case, name, kind), (losses, state) in first.items():
         expected_losses, expected = plain_run(graphs[case], name, kind)
@@ -235,7 +236,7 @@ def resumed(world, folder, name, kind, path):
     ("name", "kind"), [("OfIds", "adam"), ("SparsePairs", "sparse"), ("OfPairs", "row adam")]
 )
 def test_a_run_goes_on_with_another_number_of_ranks(name, kind, tmp_path):
-    graph = write("isolated nodes", 3, tmp_path / "parts")
+    graph = write("isolated nodes", tmp_path / "parts")
     path, folder = str(tmp_path / "state.pt"), str(tmp_path / "parts")
     run_ranks(saved, 3, folder, name, kind, path)
     [state, _] = run_ranks(resumed, 2, folder, name, kind, path)
@@ -264,7 +265,7 @@ def from_plain(world, folder, path):
 
 
 def test_a_plain_checkpoint_loads(tmp_path):
-    graph = write("directed", 2, tmp_path / "parts")
+    graph = write("directed", tmp_path / "parts")
     model = make_model("OfIds", graph.num_nodes)
     edges = torch.from_numpy(np.stack(graph.edges())).long()
     inputs = edges, torch.arange(graph.num_nodes), *pairs_of(graph.num_nodes, 0, 1)
@@ -274,26 +275,39 @@ def test_a_plain_checkpoint_loads(tmp_path):
     run_ranks(from_plain, 2, str(tmp_path / "parts"), path)
 
 
-def clipped(world, folder, name, norm_type):
+NORMS = (2.0, 1.0, float("inf"))
+
+
+def clipped(world, folder):
     shard = gd.load_shard(folder, world)
-    model = gd.parallelize(make_model(name, shard.meta.num_nodes), shard, world)
-    loss_of(model(*inputs_on(shard, world)), shard.node_id).backward()
-    norm = model.clip_grad_norm_(0.7, norm_type)
-    again = model.clip_grad_norm_(0.7, norm_type)
-    return float(norm), float(again)
+    found = []
+    for name in ("OfIds", "Sparse"):
+        model = gd.parallelize(make_model(name, shard.meta.num_nodes), shard, world)
+        for norm_type in NORMS:
+            model.zero_grad()
+            loss_of(model(*inputs_on(shard, world)), shard.node_id).backward()
+            norm = model.clip_grad_norm_(0.7, norm_type)
+            found.append((norm_type, float(norm), float(model.clip_grad_norm_(0.7, norm_type))))
+    with pytest.raises(ConfigError, match="norm_type must be above 0"):
+        model.clip_grad_norm_(0.7, 0.0)
+    return found
 
 
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
-def test_the_norm_of_gradients_is_that_of_all_ranks(norm_type, tmp_path):
-    graph = write("empty part", 3, tmp_path / "parts")
+def test_the_norm_of_gradients_is_that_of_all_ranks(tmp_path):
+    graph = write("empty part", tmp_path / "parts")
     plain = make_model("OfIds", graph.num_nodes)
     edges = torch.from_numpy(np.stack(graph.edges())).long()
     inputs = edges, torch.arange(graph.num_nodes), *pairs_of(graph.num_nodes, 0, 1)
-    loss_of(plain(*inputs), inputs[1]).backward()
-    expected = float(nn.utils.clip_grad_norm_(plain.parameters(), 0.7, norm_type))
-    for name in ("OfIds", "Sparse"):
-        for norm, again in run_ranks(clipped, 3, str(tmp_path / "parts"), name, norm_type):
-            assert norm == pytest.approx(expected, rel=1e-10)
+    expected = {}
+    for norm_type in NORMS:
+        plain.zero_grad()
+        loss_of(plain(*inputs), inputs[1]).backward()
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.7, norm_type)
+        expected[norm_type] = float(norm)
+    for found in run_ranks(clipped, 3, str(tmp_path / "parts")):
+        assert len(found) == 6
+        for norm_type, norm, again in found:
+            assert norm == pytest.approx(expected[norm_type], rel=1e-10)
             assert again == pytest.approx(0.7, rel=1e-5)
 
 
@@ -330,7 +344,7 @@ def all_nodes(world, folder):
 
 
 def test_ways_to_say_all_nodes(tmp_path):
-    graph = write("directed", 3, tmp_path / "parts")
+    graph = write("directed", tmp_path / "parts")
     torch.manual_seed(1)
     edges = torch.from_numpy(np.stack(graph.edges())).long()
     plain = AllNodes(graph.num_nodes, "arange").double()(edges, None)
@@ -355,7 +369,7 @@ def wrong_ids(world, folder):
 
 
 def test_ids_of_no_node_are_named_on_every_rank(tmp_path):
-    write("directed", 2, tmp_path / "parts")
+    write("directed", tmp_path / "parts")
     run_ranks(wrong_ids, 2, str(tmp_path / "parts"))
 
 
@@ -387,7 +401,7 @@ def refused(world, folder, other):
 
 
 def test_what_would_be_wrong_is_refused(tmp_path):
-    graph = write("directed", 2, tmp_path / "a")
+    graph = write("directed", tmp_path / "a")
     turned = Partition((np.arange(graph.num_nodes) % 3 == 0).astype(np.int32), 2)
     write_partition(graph, turned, tmp_path / "b")
     run_ranks(refused, 2, str(tmp_path / "a"), str(tmp_path / "b"))
@@ -425,7 +439,7 @@ def kept_as_they_are(world, folder):
 
 
 def test_what_a_user_relies_on_stays(tmp_path):
-    write("empty part", 3, tmp_path / "parts")
+    write("empty part", tmp_path / "parts")
     run_ranks(kept_as_they_are, 3, str(tmp_path / "parts"))
 
 
@@ -452,7 +466,7 @@ def skipped(world, folder):
 
 
 def test_a_rank_without_use_for_the_table_has_zeros(tmp_path):
-    write("directed", 2, tmp_path / "parts")
+    write("directed", tmp_path / "parts")
     run_ranks(skipped, 2, str(tmp_path / "parts"))
 
 
@@ -491,7 +505,7 @@ def largest(world, folder, name, kind):
 @pytest.mark.parametrize(("name", "kind"), [("OfIds", "adam"), ("Sparse", "sparse")])
 def test_no_rank_ever_holds_the_table_in_training(name, kind, tmp_path):
     graph = gd.load_dataset("grid:rows=40,cols=40")
-    stripes = Partition((np.arange(graph.num_nodes) // 400).astype(np.int32), 4)
+    stripes = Partition((np.arange(graph.num_nodes) // 534).astype(np.int32), 3)
     write_partition(graph, stripes, tmp_path / "parts")
-    for most, num_owned, num_halo in run_ranks(largest, 4, str(tmp_path / "parts"), name, kind):
+    for most, num_owned, num_halo in run_ranks(largest, 3, str(tmp_path / "parts"), name, kind):
         assert num_owned * D <= most <= (num_owned + num_halo) * D < graph.num_nodes * D / 2
