@@ -338,8 +338,12 @@ def all_nodes(world, folder):
         model = gd.parallelize(AllNodes(shard.meta.num_nodes, way).double(), shard, world)
         outs.append(model(shard.edge_index, shard.node_id).detach())
     assert all(torch.equal(out, outs[0]) for out in outs)
-    given = model.module.emb(torch.arange(shard.num_owned))  # outside of a forward: by position
-    assert torch.equal(given, model.module.emb.weight)
+    for outside in (
+        model.module.emb,
+        *([copy.deepcopy(model.module.emb)] * (shard.num_owned < shard.meta.num_nodes)),
+    ):
+        with pytest.raises(ConfigError, match="inside the parallelized model's forward"):
+            outside(torch.tensor([0]))
     return shard.node_id, outs[0]
 
 
@@ -419,8 +423,7 @@ def kept_as_they_are(world, folder):
     assert torch.equal(frozen.emb.weight, before)
     assert frozen.emb.weight.grad is None
 
-    copied = copy.deepcopy(frozen)  # rows of this rank, an ordinary parameter
-    assert torch.equal(copied.emb.weight, before)
+    assert torch.equal(copy.deepcopy(frozen).emb.weight, before)  # rows of this rank
 
     net = make_model("OfIds", n)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -59,6 +59,7 @@ class NodeRows:
         num_nodes: N.
         node_id: int64 (n,), original ids of the rows that are here.
         world: The ranks.
+        are_seen: Whether a parallelized model runs, so that lookups of original ids are seen.
 
     Raises:
         ConfigError: On every rank: the shards are of a vertex-cut, or of a subgraph.
@@ -78,6 +79,7 @@ class NodeRows:
         self._ascending = self.node_id[self._order]
         self._directory = self._make_directory()
         self._last: Lookup | None = None
+        self.are_seen = False
 
     # A parameter that knows its owners can be copied and saved; the copy is an ordinary one.
     def __deepcopy__(self, memo: object) -> "NodeRows":

@@ -48,7 +48,7 @@ from gnn_dist.parallel.table_state import (
     whole_optimizer,
     whole_state,
 )
-from gnn_dist.parallel.tables import is_table, mark_tables, shard_tables
+from gnn_dist.parallel.tables import is_table, shard_tables, tables_in_use
 from gnn_dist.parallel.tracing import Tracing
 from gnn_dist.shard.shard import Shard
 
@@ -151,8 +151,8 @@ class Parallelized(nn.Module):
         key = DrawKey(self._seed, self.step, 0)
         call = Call(self._shard, self._world, key, self._exchange_at, self._lists)
         self._arguments.mark(args, kwargs)
-        mark_tables(self.module)
         with ExitStack() as stack:
+            stack.enter_context(tables_in_use(self.module))
             for layer in message_passing_layers(self.module):
                 stack.enter_context(inside(layer, call))
             for module in row_by_row_modules(self.module):

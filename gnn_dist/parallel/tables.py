@@ -10,6 +10,7 @@ answered here, as other functions are by their rules.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,12 +29,12 @@ from gnn_dist.shard.shard import Shard
 __all__ = [
     "holds_original_ids",
     "is_table",
-    "mark_tables",
     "read_embedding",
     "read_table",
     "refuse_padding",
     "shard_tables",
     "tables",
+    "tables_in_use",
 ]
 
 NODES = Placement(Kind.NODES, 0)
@@ -52,10 +53,34 @@ def tables(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, NodeRows]]:
             yield name, parameter, owners
 
 
-def mark_tables(model: nn.Module) -> None:
-    """Mark tables as rows of owned nodes, before each forward: copies of a model lose marks."""
-    for _, parameter, _ in tables(model):
-        mark(parameter, NODES)
+@contextmanager
+def tables_in_use(model: nn.Module) -> Iterator[None]:
+    """Have tables be rows of owned nodes while a model runs."""
+    found = list(tables(model))
+    for _, parameter, owners in found:
+        mark(parameter, NODES)  # marks are lost when a model is copied or changed
+        owners.are_seen = True
+    try:
+        yield
+    finally:
+        for _, _, owners in found:
+            owners.are_seen = False
+
+
+def only_inside(module: nn.Embedding, args: Any) -> None:
+    """Refuse to look up original ids among this rank's rows, where nobody would see it.
+
+    Raises:
+        ConfigError: A sharded embedding, or a copy of one, is called outside of the model.
+    """
+    owners = rows_of(module.weight)
+    copied = owners is None and module.weight.size(0) != module.num_embeddings
+    if copied or (owners is not None and not owners.are_seen):
+        raise ConfigError(
+            f"this embedding of {module.num_embeddings} nodes holds the rows of this rank's alone: "
+            "call it inside the parallelized model's forward, or take its weight, whose rows are "
+            "those of shard.node_id"
+        )
 
 
 def shard_tables(model: nn.Module, shard: Shard, world: World, *, seed: int) -> None:
@@ -89,6 +114,8 @@ def shard_tables(model: nn.Module, shard: Shard, world: World, *, seed: int) -> 
     owners = NodeRows(shard, world)
     for number, (weight, modules) in enumerate(weights.items()):
         rows = _rows(weight, owners, seed=seed, number=number)
+        for module in modules:
+            module.register_forward_pre_hook(only_inside)
         if not weight.is_meta:
             weight.data = rows
             attach(weight, owners)
