@@ -96,6 +96,33 @@ def test_the_page_on_python(tmp_path):
     assert (tmp_path / "mine" / "metrics.jsonl").read_text().count("\n") == 20
 
 
+def lines_of_embeddings(world, folder, code):
+    """Run the blocks of a page one after the other, as one of several ranks."""
+    import torch
+
+    checkpoint = str(Path(folder).parent / "checkpoint.pt")
+    code = code.replace("parts/cora", folder).replace("checkpoint.pt", checkpoint)
+    code = code.replace("gd.World.from_env()", "the_world")
+    names = {"the_world": world, "__name__": "page"}
+    torch.manual_seed(0)
+    exec(code, names)
+    return float(names["loss"]), float(
+        (names["logits"].argmax(1) == names["shard"].y).double().mean()
+    )
+
+
+def test_the_blocks_about_embeddings(tmp_path):
+    text = (ROOT / "docs" / "embeddings.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    graph = gd.load_dataset("grid:rows=12,cols=12")
+    graph = graph.replace(x=None, train_mask=[True] * graph.num_nodes)
+    gd.write_partition(graph, gd.partition_graph(graph, 2, "random"), tmp_path / "parts")
+    ranks = run_ranks(lines_of_embeddings, 2, str(tmp_path / "parts"), "\n".join(blocks))
+    assert ranks[0][0] > 0.0 == ranks[1][0]  # rank 1 has no pairs
+    assert all(accuracy > 0.8 for _, accuracy in ranks)
+
+
 def test_the_readmes_commands_exist():
     """Every option that the README names is one that the parser knows."""
     from gnn_dist.cli import commands

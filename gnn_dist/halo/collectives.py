@@ -6,14 +6,17 @@ from torch.autograd.function import once_differentiable
 
 from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
+from gnn_dist.halo.node_rows import rows_of
 
 __all__ = ["all_reduce_sum", "broadcast_state", "mean_over_ranks"]
 
 
 def broadcast_state(model: nn.Module, transport: Transport) -> None:
-    """Collective. Give rank 0's parameters and buffers to all ranks."""
+    """Collective. Give rank 0's parameters and buffers to all ranks; rows of nodes stay."""
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
+            if rows_of(tensor) is not None:
+                continue
             values = tensor.data.contiguous()
             transport.broadcast(values)
             tensor.data.copy_(values)

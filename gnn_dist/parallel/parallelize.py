@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from gnn_dist.comm.world import World
@@ -25,6 +26,7 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.halo.clock import Clock
 from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.halo.exchange import CLONES_ADD, ExchangeMaker, LayerExchange
+from gnn_dist.halo.node_rows import rows_of
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.ops.draws import DrawKey
 from gnn_dist.parallel import (
@@ -46,6 +48,15 @@ from gnn_dist.parallel.layers import (
 )
 from gnn_dist.parallel.probe import Probe
 from gnn_dist.parallel.refusal import located, refused_modules
+from gnn_dist.parallel.table_state import (
+    clip_gradients,
+    load_optimizer,
+    own_gradient,
+    own_state,
+    whole_optimizer,
+    whole_state,
+)
+from gnn_dist.parallel.tables import is_table, shard_tables, tables_in_use
 from gnn_dist.parallel.tracing import Tracing
 from gnn_dist.profile.meter import GRAD_SYNC, Meter
 from gnn_dist.shard.shard import Shard
@@ -77,7 +88,9 @@ def parallelize(
 
     Args:
         model: An ordinary module with PyTorch Geometric layers, called as `model(x, edge_index,
-            ...)`. It is used, not copied; rank 0's parameters and buffers go to all ranks.
+            ...)`. It is used, not copied; rank 0's parameters and buffers go to all ranks. Of an
+            `nn.Embedding` with a row for each node, each rank keeps those of its own nodes
+            (docs/embeddings.md).
         shard: This rank's shard.
         world: The ranks.
         halo: The halo policy of training mode. In evaluation mode halo rows are exact. After one
@@ -107,6 +120,8 @@ def parallelize(
         The README has a training loop; `tests/test_docs_examples.py` runs it.
     """
     for name, module, reason in refused_modules(model):
+        if is_table(module, shard):
+            continue  # its gradients, sparse or not, are not summed over ranks
         raise ConfigError(f"cannot parallelize layer {name} ({type(module).__name__}): {reason}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
@@ -119,6 +134,7 @@ def parallelize(
             f"layers of PyTorch Geometric may do more than sum rows, but {CLONES_ADD}"
         )
     policy = HaloPolicy.parse(halo)
+    shard_tables(model, shard, world, seed=seed)
     broadcast_state(model, world.transport)
     made = Parallelized(model, shard, world, policy=policy, seed=seed, meter=meter)
     if probe:
@@ -184,6 +200,7 @@ class Parallelized(nn.Module):
         key = DrawKey(self._seed, self.step, 0)
         call = Call(self._shard, self._world, key, self._exchange_at, self._lists)
         with ExitStack() as stack:
+            stack.enter_context(tables_in_use(self.module))
             for layer in message_passing_layers(self.module):
                 stack.enter_context(inside(layer, call))
             for module in row_by_row_modules(self.module):
@@ -209,12 +226,56 @@ class Parallelized(nn.Module):
             leaf.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's own `state_dict`; it loads into the plain model."""
-        return self.module.state_dict(*args, **kwargs)
+        """Return the model's own `state_dict`; it loads into the plain model.
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the plain model's `state_dict`."""
-        return self.module.load_state_dict(*args, **kwargs)
+        Collective if the model has an embedding of all nodes: rank 0 gets the table (N, d), by
+        original id, and other ranks (0, d) in its place. `module.state_dict()` does not
+        communicate and holds this rank's rows.
+        """
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        return whole_state(self.module, self.module.state_dict(*args, **kwargs), prefix)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load the plain model's `state_dict`.
+
+        Collective if the model has an embedding of all nodes: the table of rank 0 counts.
+
+        Raises:
+            ConfigError: On every rank, if that table has another shape.
+        """
+        state = own_state(self.module, state_dict, self._world)
+        return self.module.load_state_dict(state, *args, **kwargs)
+
+    def optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Collective. Return an optimiser's `state_dict` that fits any number of ranks.
+
+        What it keeps for the rows of an embedding of all nodes is on rank 0, by original id.
+
+        Raises:
+            ConfigError: On every rank, if it keeps something else than rows and single numbers.
+        """
+        return whole_optimizer(optimizer, self._world)
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """Collective. Load rank 0's `optimizer_state_dict`, or that of a plain optimiser.
+
+        Raises:
+            ConfigError: On every rank, if it is of other parameters.
+        """
+        load_optimizer(optimizer, state_dict, self._world)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Collective. Scale all gradients so that their norm is at most `max_norm`.
+
+        `torch.nn.utils.clip_grad_norm_` would count this rank's rows of an embedding of all nodes
+        alone, and scale by another factor on each rank.
+
+        Returns:
+            float64 scalar, the norm before, equal on all ranks.
+        """
+        return clip_gradients(
+            self.module, self._world, max_norm=float(max_norm), norm_type=float(norm_type)
+        )
 
     def drain(self) -> None:
         """Wait for rows that a halo policy still has on their way; due before the world closes."""
@@ -267,25 +328,31 @@ class Parallelized(nn.Module):
         """Collective. Sum the new gradients over all ranks and add them to the older ones."""
         before, self._before = self._before or [], None
         parameters = self._trained()
+        whole = [p for p in parameters if rows_of(p) is None]  # other rows have one owner
         parts = [
-            torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
-            for p in parameters
+            torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in whole
         ]
-        if not parts:
+        if not parameters:
             return
-        # One more number for each parameter: how many ranks have a gradient. A parameter that
-        # none has used keeps none, as on one machine.
-        have = torch.tensor([float(p.grad is not None) for p in parameters])
-        total = torch.cat([*parts, have.to(parts[0])])
+        # Two more numbers for each parameter: how many ranks have a gradient, and a sparse one. A
+        # parameter that none has used keeps none, as on one machine.
+        have = [p.grad is not None for p in parameters]
+        have += [p.grad is not None and p.grad.is_sparse for p in parameters]
+        counts = torch.tensor(have).to(parts[0] if parts else parameters[0])
+        total = torch.cat([*parts, counts])
         with self._meter.timed(GRAD_SYNC):
             self._world.transport.all_reduce(total).wait()
-        *pieces, users = torch.split(total, [*(p.numel() for p in parameters), len(parameters)])
-        used = (users > 0).tolist()
-        for parameter, old, piece, is_used in zip(parameters, before, pieces, used, strict=True):
-            if not is_used:
+        *pieces, counts = torch.split(total, [*(p.numel() for p in whole), len(have)])
+        summed = dict(zip(whole, pieces, strict=True))
+        users = (counts > 0).view(2, -1).T.tolist()
+        for parameter, old, (used, sparse) in zip(parameters, before, users, strict=True):
+            if not used:
                 parameter.grad = old
                 continue
-            new_grad = piece.view_as(parameter).to(parameter.dtype)
+            if parameter in summed:
+                new_grad = summed[parameter].view_as(parameter).to(parameter.dtype)
+            else:
+                new_grad = own_gradient(parameter, sparse=sparse)
             parameter.grad = new_grad if old is None else old + new_grad
 
     def _trained(self) -> list[nn.Parameter]:

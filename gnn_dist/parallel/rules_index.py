@@ -9,8 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gnn_dist.halo.node_rows import rows_of
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.placement import Kind, Placement, mark, placement
+from gnn_dist.parallel.tables import (
+    holds_original_ids,
+    read_embedding,
+    read_table,
+    refuse_padding,
+)
 from gnn_dist.parallel.tracing import (
     is_positional,
     is_rows,
@@ -33,6 +40,8 @@ def getitem(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """`x[index]`."""
     x, index = args
     placed = placement(x)
+    if rows_of(x) is not None and holds_original_ids(index):
+        return read_table(x, index, arange=True)
     if placed is not None and placed.kind in ENDS:
         return _of_ends(call, func, x, index, placed)
     parts = index if isinstance(index, tuple) else (index,)
@@ -246,9 +255,14 @@ def _check_put(call: Call, func: Any, placed: Placement, index: Any) -> None:
 
 @rule(F.embedding, torch.embedding)
 def embedding(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Rows of a table; ids of nodes are not among what a model may look up."""
-    index = args[0] if func is F.embedding else args[1]
+    """Rows of a table; where it has a row for each node, these come from their owners."""
+    index, weight = args[:2] if func is F.embedding else (args[1], args[0])
     placed = placement(index)
+    if rows_of(weight) is not None and holds_original_ids(index):
+        return read_embedding(func, index, weight, (args, kwargs))
+    if rows_of(weight) is not None:
+        refuse_padding(func, (args, kwargs))
+        return getitem(call, Tensor.__getitem__, (weight, index), {})
     out = func(*args, **kwargs)
     if placed is None:
         return out

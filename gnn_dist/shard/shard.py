@@ -98,17 +98,17 @@ class Shard:
 
     @property
     def train_mask(self) -> Tensor:
-        """bool (n,) or (n, S), the owned nodes to train on. See `required_mask`."""
+        """Bool (n,) or (n, S), the owned nodes to train on. See `required_mask`."""
         return self.required_mask("train_mask")
 
     @property
     def val_mask(self) -> Tensor:
-        """bool (n,) or (n, S), the owned nodes to validate on. See `required_mask`."""
+        """Bool (n,) or (n, S), the owned nodes to validate on. See `required_mask`."""
         return self.required_mask("val_mask")
 
     @property
     def test_mask(self) -> Tensor:
-        """bool (n,) or (n, S), the owned nodes to test on. See `required_mask`."""
+        """Bool (n,) or (n, S), the owned nodes to test on. See `required_mask`."""
         return self.required_mask("test_mask")
 
     def required_mask(self, name: str) -> Tensor:
