@@ -68,6 +68,11 @@ def some_nodes(x, e):
     return out + x[x[:, 1] > 0].mean(0)
 
 
+def seeded(make):
+    torch.manual_seed(1)
+    return make().double()
+
+
 # (x (n, F), edges) -> rows of nodes, or what is equal on all ranks.
 ROWS = {
     "degrees of sources": degrees_of_sources,
@@ -85,14 +90,14 @@ ROWS = {
     "einsum": lambda x, e: torch.einsum("nf,gf->ng", x, torch.einsum("nf,ng->fg", x, x)),
     "layers": lambda x, e: torch.stack([x, x * 2], 1).flatten(1),
     "jumping knowledge": lambda x, e: pyg.JumpingKnowledge("max")([x, x.tanh()]),
-    "layer norm of the graph": lambda x, e: pyg.LayerNorm(NUM_FEATURES).double()(x),
-    "layer norm of nodes": lambda x, e: pyg.LayerNorm(NUM_FEATURES, mode="node").double()(x),
-    "graph norm": lambda x, e: pyg.GraphNorm(NUM_FEATURES).double()(x),
+    "layer norm of the graph": lambda x, e: seeded(lambda: pyg.LayerNorm(NUM_FEATURES))(x),
+    "layer norm of nodes": lambda x, e: seeded(lambda: pyg.LayerNorm(NUM_FEATURES, mode="node"))(x),
+    "graph norm": lambda x, e: seeded(lambda: pyg.GraphNorm(NUM_FEATURES))(x),
     "pair norm": lambda x, e: pyg.PairNorm()(x),
-    "instance norm": lambda x, e: pyg.InstanceNorm(NUM_FEATURES, affine=True).double()(x),
+    "instance norm": lambda x, e: seeded(lambda: pyg.InstanceNorm(NUM_FEATURES, affine=True))(x),
     "mean subtraction": lambda x, e: pyg.MeanSubtractionNorm()(x),
-    "group norm": lambda x, e: pyg.DiffGroupNorm(NUM_FEATURES, 2).double()(x),
-    "batch norm": lambda x, e: pyg.BatchNorm(NUM_FEATURES).double()(x),
+    "group norm": lambda x, e: seeded(lambda: pyg.DiffGroupNorm(NUM_FEATURES, 2))(x),
+    "batch norm": lambda x, e: seeded(lambda: pyg.BatchNorm(NUM_FEATURES))(x),
     "number of nodes": lambda x, e: x * (int(e.max()) + 1 == len(x)),
 }
 POOLS = {

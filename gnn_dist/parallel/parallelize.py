@@ -56,7 +56,7 @@ from gnn_dist.parallel.table_state import (
     whole_optimizer,
     whole_state,
 )
-from gnn_dist.parallel.tables import is_table, shard_tables, tables_in_use
+from gnn_dist.parallel.tables import is_table, shard_tables, tables, tables_in_use
 from gnn_dist.parallel.tracing import Tracing
 from gnn_dist.profile.meter import GRAD_SYNC, Meter
 from gnn_dist.shard.shard import Shard
@@ -100,7 +100,8 @@ def parallelize(
             other kinds of arguments), copies of the model run on a small graph, whole and in two
             parts, and what differs is refused. It takes some tenths of a second on rank 0, and
             there three times the memory of the parameters in float64. Without it a model that
-            computes with rows where PyTorch cannot see it may be wrong without notice.
+            computes with rows where PyTorch cannot see it may be wrong without notice. A model
+            with an embedding of all nodes is not probed.
         meter: Where bytes, and seconds of waiting and of summing gradients, are counted.
 
     Only `backward` sums gradients over ranks; `torch.autograd.grad` returns this rank's share.
@@ -137,7 +138,8 @@ def parallelize(
     shard_tables(model, shard, world, seed=seed)
     broadcast_state(model, world.transport)
     made = Parallelized(model, shard, world, policy=policy, seed=seed, meter=meter)
-    if probe:
+    # Of a table with a row for each node, the small graph's nodes have none.
+    if probe and not any(tables(model)):
         made.add_probe()
     return made
 

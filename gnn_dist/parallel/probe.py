@@ -44,6 +44,7 @@ from gnn_dist.parallel.probe_compare import (
     upstream,
 )
 from gnn_dist.parallel.probe_graph import Leaf, ProbeArguments, ProbeShape, describe
+from gnn_dist.partition import Partition
 from gnn_dist.shard.format import write_partition
 from gnn_dist.shard.shard import Shard
 
@@ -55,6 +56,7 @@ Traced = Callable[[nn.Module, Shard, World], nn.Module]
 TOLERANCE = 1e-6  # in float64
 MOST_BYTES = 1 << 30  # of a copy's parameters and buffers; there are up to three at a time
 OFF = "parallelize(..., probe=False) goes without this check"
+WHOLE, PARTS = "whole", "parts"  # folders
 
 
 class _Verdict(NamedTuple):
@@ -71,7 +73,7 @@ class _Setting:
     Attributes:
         model: The model, which is copied.
         arguments: Those of the probe.
-        folder: The partition of its graph.
+        folder: Of the partitions of its graph, in one part and in two.
         dtype: Of parameters and floating arguments; None: their own.
         traced: Makes a copy work on a shard.
     """
@@ -168,8 +170,13 @@ def _verdict(
             shape = ProbeShape(model, given, [leaves for leaves, _ in by_rank], isolated=isolated)
             if not shape.has_rows:
                 return _Verdict(warning="no argument is known to have rows of nodes or edges")
-            folder = Path(root, "parts")
-            write_partition(*shape.graph, folder)
+            folder = Path(root)
+            graph, partition = shape.graph
+            # In one part local ids are original ids, which a model may compare.
+            write_partition(
+                graph, Partition(np.zeros(graph.num_nodes, np.int64), 1), folder / WHOLE
+            )
+            write_partition(graph, partition, folder / PARTS)
             verdict = _Verdict()
             for seed in range(2):
                 arguments = ProbeArguments(shape, seed)
@@ -240,7 +247,8 @@ def _on_shard(
         setting: What all runs have in common.
         given: The gradients that flow into the outputs of the model as it is; None: trace it.
     """
-    shard = load_shard(setting.folder, world, verify=False)
+    parts = WHOLE if world.world_size == 1 else PARTS
+    shard = load_shard(setting.folder / parts, world, verify=False)
     model = copies[world.rank]
     args, kwargs, wanted = setting.arguments.on(shard, setting.dtype)
     watch = Watch(model)
