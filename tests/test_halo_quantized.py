@@ -76,7 +76,6 @@ def what_arrives(world, folder):
                 assert out.dtype == dtype
                 torch.testing.assert_close(out, expected, rtol=0, atol=0)
                 assert meter.halo_bytes == size * route.num_sent
-                assert getattr(exchange, name).courier.codec.row_bytes(rows) == size
     return plan.num_halo
 
 

@@ -158,11 +158,6 @@ class AdaptiveRows(Codec):
             dequantize_rows_into(rows[a:b], packed, bits=bits)
         return rows
 
-    def row_bytes(self, like: Tensor) -> int:
-        """Return the bytes of a row of the widest kind."""
-        coded = packed_width(num_cols(like), WIDTHS[-1])
-        return coded if self._packs(like) else PlainRows().row_bytes(like)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the widths now in force and when they were measured."""
         self._assign()
