@@ -80,6 +80,10 @@ def test_what_is_held_may_be_sampled_and_used_in_any_way():
         ("sampled:p=nan", r"p must lie in \(0, 1\], got nan"),
         ("sampled:p=half", "sampled: p must be of type float, got 'half'"),
         ("sampled:q=1", "sampled takes options as key=value of: p; got 'q=1'"),
+        (
+            "delayed:r=1,bins=2,r=3",
+            "delayed takes each option once, got r twice in 'r=1,bins=2,r=3'",
+        ),
         ("sampled:p", "sampled takes options as key=value of: p; got 'p'"),
         ("delayed:r=-1", "delayed: r must be at least 0, got -1"),
         ("delayed:r=0.5", "delayed: r must be of type int, got '0.5'"),
