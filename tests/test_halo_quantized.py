@@ -200,6 +200,21 @@ def test_a_resumed_run_receives_the_same(policy, tmp_path):
     run_ranks(resumed, 3, folder_of("directed", tmp_path / "parts"), policy, 40)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_has_arrived_and_what_is_kept_add_up_to_what_was_due(dtype):
+    """Also where the receiver's dtype rounds what the bytes say."""
+    ids = torch.arange(6)
+    route = Route(0, True, None, ids, (0, 6), ids, (0, 6), None, 6)
+    codec, due = QuantizedRows(2, feedback=True), torch.zeros(6, 37, dtype=torch.float64)
+    arrived = due.clone()
+    for step in range(20):
+        rows = values_of(ids + step, (37,), dtype)
+        arrived += codec.decode(codec.encode(rows, route, DrawKey(1, step, 3)), rows).double()
+        due += rows.double()
+    kept = codec.state_dict()["residual"].double()
+    torch.testing.assert_close(arrived + kept, due, rtol=0, atol=1e-4)
+
+
 def test_a_state_that_does_not_fit():
     with pytest.raises(ValueError, match="no state of the names residual"):
         QuantizedRows(4).load_state_dict({"residual": torch.zeros(3, 2)})
