@@ -3,6 +3,7 @@
 import pytest
 
 from gnn_dist.errors import ConfigError
+from gnn_dist.halo.courier import DIRECTIONS, Place
 from gnn_dist.halo.policy import TERMS, HaloPolicy, Overlap, Sampled
 from gnn_dist.train.config import TrainConfig
 
@@ -66,6 +67,19 @@ def test_what_is_held_may_be_sampled_and_used_in_any_way():
     assert HaloPolicy.parse("delayed+sampled").holds
     assert not HaloPolicy.parse("local").holds
     assert not any(HaloPolicy.parse(name).exact for name in ("local", "delayed", "ssp"))
+
+
+def test_what_is_remembered_from_step_to_step_is_part_of_a_run():
+    kept = ("pipelined", "ssp+bf16", "adaptive", "quantized:feedback=true", "relay+adaptive")
+    assert all(HaloPolicy.parse(text).stateful for text in kept)
+    none = ("overlap", "remat+fp16", "sampled+quantized", "local", "relay")
+    assert not any(HaloPolicy.parse(text).stateful for text in none)
+
+
+def test_gradients_of_clones_are_gradients():
+    of_values = ("forward", "up", "down", "forward direct", "forward spread")
+    for direction in DIRECTIONS:
+        assert Place(0, direction).carries_gradients == (direction not in of_values)
 
 
 @pytest.mark.parametrize(

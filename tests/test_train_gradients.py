@@ -163,6 +163,10 @@ def constant_gradient(world, share):
     again.begin(torch.zeros(()))
     again.finish()  # its rest is its own
     assert torch.equal(sync.state_dict()["rest"], before)
+    others = GradientSync(model, world.transport), GradientSync(nn.Linear(3, 1), world.transport)
+    prints = [sync.fingerprint, *(other.fingerprint for other in others)]
+    everyone = world.transport.all_gather_object(prints)
+    assert len({text for prints in everyone for text in prints}) == 3 * world.world_size
     return sent.tolist()
 
 
