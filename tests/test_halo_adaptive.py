@@ -152,6 +152,26 @@ def test_parcels_outlive_an_assignment(tmp_path):
     assert 8 in received[0] + received[1] + received[2]  # in the first step all were 4
 
 
+def rank_by_rank(world, folder):
+    """Return the widths of a policy that sends to each rank apart."""
+    plan = load_shard(folder, world).plan
+    clock = Clock()
+    policy = "ssp:s=0,warmup=1+adaptive:budget=1,every=2"
+    exchange = ExchangeMaker(plan, world.transport, policy, clock=clock).at(0).forward
+    for step in range(4):
+        clock.begin(step)
+        exchange.start(rows_of(plan.src_id[: plan.num_owned], 64, step)).wait()
+    exchange.drain()
+    return exchange.state_dict()["codec"]["sent"]
+
+
+@pytest.mark.mpi
+def test_rows_that_go_to_each_rank_apart_are_measured_for_all(tmp_path):
+    _, graph, partition = awkward_case("random partition", 3)
+    write_partition(graph, partition, tmp_path / "parts")
+    assert run_ranks(rank_by_rank, 3, tmp_path / "parts") == [(2, 8, 8), (8, 2, 8), (8, 8, 2)]
+
+
 def test_rows_that_are_not_finite_gain_nothing():
     class Alone:
         rank, world_size, table = 0, 1, None

@@ -3,6 +3,7 @@
 import pytest
 
 from gnn_dist.errors import ConfigError
+from gnn_dist.halo.courier import DIRECTIONS, Place
 from gnn_dist.halo.policy import TERMS, HaloPolicy, Overlap, Sampled
 from gnn_dist.train.config import TrainConfig
 
@@ -68,6 +69,19 @@ def test_what_is_held_may_be_sampled_and_used_in_any_way():
     assert not any(HaloPolicy.parse(name).exact for name in ("local", "delayed", "ssp"))
 
 
+def test_what_is_remembered_from_step_to_step_is_part_of_a_run():
+    kept = ("pipelined", "ssp+bf16", "adaptive", "quantized:feedback=true", "relay+adaptive")
+    assert all(HaloPolicy.parse(text).stateful for text in kept)
+    none = ("overlap", "remat+fp16", "sampled+quantized", "local", "relay")
+    assert not any(HaloPolicy.parse(text).stateful for text in none)
+
+
+def test_gradients_of_clones_are_gradients():
+    of_values = ("forward", "up", "down", "forward direct", "forward spread")
+    for direction in DIRECTIONS:
+        assert Place(0, direction).carries_gradients == (direction not in of_values)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -80,6 +94,10 @@ def test_what_is_held_may_be_sampled_and_used_in_any_way():
         ("sampled:p=nan", r"p must lie in \(0, 1\], got nan"),
         ("sampled:p=half", "sampled: p must be of type float, got 'half'"),
         ("sampled:q=1", "sampled takes options as key=value of: p; got 'q=1'"),
+        (
+            "delayed:r=1,bins=2,r=3",
+            "delayed takes each option once, got r twice in 'r=1,bins=2,r=3'",
+        ),
         ("sampled:p", "sampled takes options as key=value of: p; got 'p'"),
         ("delayed:r=-1", "delayed: r must be at least 0, got -1"),
         ("delayed:r=0.5", "delayed: r must be of type int, got '0.5'"),

@@ -83,6 +83,30 @@ def test_memory_stays_within_the_buffer(name, encode, folders):
                 torch.testing.assert_close(got, reference, rtol=1e-4, atol=1e-4)
 
 
+def differences(world, folder, encode):
+    """Return how far results of a buffer of a few rows are from those without, by reduction."""
+    shard = load_shard(folder, world)
+    x = torch.sin(shard.node_id[:, None] * torch.arange(1.0, 1 + WIDTH))
+    found = []
+    for reduce in ("sum", "max"):
+        results = []
+        for policy in (f"remat:buffer=21400+{encode}", encode):
+            block, _ = made(world, shard, policy)
+            mine = x.clone().requires_grad_()
+            out = aggregate(mine, block, reduce=reduce)
+            (out * torch.cos(x)).sum().backward()
+            results.append((out.detach(), mine.grad))
+        found += [(a - b).abs().max().item() for a, b in zip(*results, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("name", ["symmetric", "directed"])
+def test_values_and_gradients_may_be_of_other_widths_on_the_wire(name, folders):
+    """The buffer holds 64 rows of 2 bits an element, not of 4; draws are the same in any piece."""
+    for found in run_ranks(differences, 3, folders / name, "quantized:bits=2,grad_bits=4"):
+        assert max(found) < 1e-4
+
+
 def counted(world, folder, reduce):
     """Return bytes and messages of a forward and of a forward with its backward."""
     shard = load_shard(folder, world)

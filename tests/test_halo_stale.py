@@ -1,5 +1,6 @@
 """Stale halo rows: which step's rows are used in which, step by step, and nothing is lost."""
 
+import math
 import os
 import random
 import signal
@@ -313,6 +314,26 @@ def used_twice(world, folder):
 
 def test_an_exchange_used_twice_in_a_step_has_two_caches(folder):
     run_ranks(used_twice, RANKS, folder)
+
+
+def how_stale(world, folder):
+    """Of two uses the staler one counts, and zeros are no measure of anything."""
+    bench = Bench(world, folder, "pipelined:warmup=1")
+    rows = rows_of(bench.shard.node_id, 0)
+    found = []
+    for step in range(5):
+        bench.meter.reset()
+        bench.forward(step, (step + 1) * rows)
+        bench.again(step, rows if step else 0 * rows)
+        found.append(bench.meter.largest_change("forward", "up"))
+        assert math.isnan(bench.meter.largest_change("reverse"))
+    bench.maker.drain()
+    return found
+
+
+def test_staleness_is_the_change_over_the_norm_before(folder):
+    for found in run_ranks(how_stale, RANKS, folder):
+        assert found == pytest.approx([math.nan, math.nan, 1.0, 1 / 2, 1 / 3], nan_ok=True)
 
 
 def second_backward(world, folder):

@@ -159,6 +159,14 @@ def constant_gradient(world, share):
     again = GradientSync(model, world.transport, encoding="topk", share=share)
     again.load_state_dict(sync.state_dict())
     assert torch.equal(again.state_dict()["rest"], sync.state_dict()["rest"])
+    before = sync.state_dict()["rest"].clone()
+    again.begin(torch.zeros(()))
+    again.finish()  # its rest is its own
+    assert torch.equal(sync.state_dict()["rest"], before)
+    others = GradientSync(model, world.transport), GradientSync(nn.Linear(3, 1), world.transport)
+    prints = [sync.fingerprint, *(other.fingerprint for other in others)]
+    everyone = world.transport.all_gather_object(prints)
+    assert len({text for prints in everyone for text in prints}) == 3 * world.world_size
     return sent.tolist()
 
 
@@ -167,6 +175,26 @@ def test_what_is_not_sent_is_sent_later():
     first, second = run_ranks(constant_gradient, 2, 0.2)
     assert first == second  # bit by bit, or parameters would drift apart
     assert all(first)  # the small ones have had their turn
+
+
+def strayed(world):
+    """One rank has backwards of its own between the steps: nothing is sent, or counted."""
+    model = nn.Linear(3, 1, bias=False).double()
+    x = torch.full((1, 3), world.rank + 1.0, dtype=torch.float64)
+    sync = GradientSync(model, world.transport)
+    for _ in range(2):
+        if world.rank == 0:
+            model(x).sum().backward()
+        value = model(x).sum()
+        sync.begin(value.detach())
+        value.backward()
+        sync.finish()
+    return model.weight.grad.tolist()
+
+
+@mpi
+def test_backwards_between_steps_are_of_no_account():
+    assert run_ranks(strayed, 2) == [[[3.0, 3.0, 3.0]]] * 2
 
 
 @pytest.mark.parametrize("share", [0.0, 1.5, float("nan")])

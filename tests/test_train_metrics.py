@@ -6,11 +6,30 @@ import torch
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
+from gnn_dist.profile.meter import HaloCount
 from gnn_dist.testing import run_ranks
+from gnn_dist.train.halo_report import halo_rows, halo_table
 from gnn_dist.train.metrics import evaluate_metric, metric_name, roc_auc
 from gnn_dist.train.task import NodeTask
 
 NAN = float("nan")
+
+
+def test_exchanges_of_all_ranks_in_a_row():
+    """Bytes are of all ranks; seconds, late ones too, of the rank that waited longest."""
+    counts = [
+        {(1, "reverse"): HaloCount(1, 10, 2, 0.5, 0.4)},
+        {(1, "reverse"): HaloCount(1, 30, 1, 2.0, 0.1), (0, "up"): HaloCount(1)},
+    ]
+    lanes, _ = halo_table({}, 2)
+    by_rank = torch.stack([halo_table(of_rank, 2)[1] for of_rank in counts])
+    quiet, busy = halo_rows(lanes, by_rank, with_late=True)
+    assert (quiet["layer"], quiet["direction"], quiet["bytes"]) == (0, "up", 0)
+    assert busy == {
+        **{"layer": 1, "direction": "reverse", "bytes": 40, "messages": 3},
+        **{"wait_s": 2.0, "late_s": 0.1},
+    }
+    assert halo_rows(lanes, by_rank, with_late=False)[1]["late_s"] is None
 
 
 def single(logits, y, mask=None, classes=3):

@@ -184,6 +184,22 @@ def test_without_a_rank_s_file_all_ranks_warm_up_again(kind, parts, whole, cut):
     assert_same(rows[:11], whole[:11])
 
 
+def staleness_of_values(world, parts):
+    config = gd.TrainConfig(**{**OPTIONS, "halo": "pipelined:warmup=1"})
+    trainer = gd.Trainer(config, gd.load_shard(parts, world), world)
+    reports = [trainer.full_batch.step(trainer.optimizer, epoch) for epoch in range(3)]
+    trainer.full_batch.drain()
+    changes = {}
+    for (direction, *_), value in trainer.full_batch.meter.change.items():
+        changes[direction] = max(float(value), changes.get(direction, 0.0))
+    assert set(changes) == {"forward", "reverse"}
+    assert reports[-1].staleness == changes["forward"] != changes["reverse"]
+
+
+def test_staleness_is_of_values_and_not_of_their_gradients(parts):
+    run_ranks(staleness_of_values, RANKS, parts)
+
+
 def unseen_folder(world, parts, out):
     """Rank 1 does not see the run folder; rank 0 cannot write its file."""
     config = gd.TrainConfig(**{**OPTIONS, "out": str(out), "halo": "pipelined", "epochs": 8})

@@ -114,7 +114,8 @@ class AdaptiveRows(Codec):
     ) -> None:
         self._budget, self._every = budget, every
         self._transport, self._clock, self._channel = transport, clock, TABLES + channel
-        self._measured: _Measured | None = None
+        # Of one step: one, or one for each use of the exchange or each rank that it goes to apart.
+        self._measured: list[_Measured] = []
         self._period: int | None = None  # of `every` steps, in which ranges were measured last
         self._sent: tuple[int, ...] = ()  # bits for each receiver
         self._received: tuple[int, ...] = ()  # bits of each sender
@@ -124,7 +125,7 @@ class AdaptiveRows(Codec):
         if not self._packs(rows):
             return PlainRows().encode(rows, route, key)
         # Not within the step: what is exchanged again in it is the same again.
-        if self._measured is not None and self._measured.step != self._clock.step:
+        if self._measured and self._measured[0].step != self._clock.step:
             self._assign()
         wire = self._room(rows, route.send_ptr, self._sent)
         ids, index = draw_ids(route), route.send_index
@@ -143,8 +144,8 @@ class AdaptiveRows(Codec):
 
     def decode(self, wire: Wire, like: Tensor) -> Tensor:
         """Return the rows in their own dtype, once tables have arrived as well."""
-        if self._measured is not None:
-            self._measured.handle.wait()  # nothing of a step is on its way after its rows are here
+        for measured in self._measured:
+            measured.handle.wait()  # nothing of a step is on its way after its rows are here
         if not self._packs(like):
             return wire.data
         width = num_cols(like)
@@ -157,11 +158,6 @@ class AdaptiveRows(Codec):
         for (a, b), bits, packed in _sections(wire, ptr, width):
             dequantize_rows_into(rows[a:b], packed, bits=bits)
         return rows
-
-    def row_bytes(self, like: Tensor) -> int:
-        """Return the bytes of a row of the widest kind."""
-        coded = packed_width(num_cols(like), WIDTHS[-1])
-        return coded if self._packs(like) else PlainRows().row_bytes(like)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the widths now in force and when they were measured."""
@@ -182,7 +178,7 @@ class AdaptiveRows(Codec):
             raise ValueError(
                 f"widths are of {len(sent)} ranks, these are {self._transport.world_size}"
             )
-        self._measured = None
+        self._measured = []
         self._sent, self._received, self._period = sent, received, state.get("period")
 
     def _packs(self, rows: Tensor) -> bool:
@@ -197,9 +193,9 @@ class AdaptiveRows(Codec):
         return Wire(like.new_empty(ptr[-1], dtype=torch.uint8), tuple(ptr), bits)
 
     def _measure(self, wire: Wire, row_ptr: tuple[int, ...], width: int) -> None:
-        """Collective. Once in a period, start to gather the table of ranges of all ranks."""
+        """Collective. In one step of a period, start to gather the table of ranges of all ranks."""
         period = self._clock.step // self._every
-        if period == self._period:
+        if period == self._period and not self._measured:
             return
         self._period = period
         size = self._transport.world_size
@@ -211,15 +207,17 @@ class AdaptiveRows(Codec):
         copies = mine.to(wire.data.device).expand(size, 2, size).contiguous()
         table, ptr = torch.empty_like(copies), range(size + 1)
         handle = self._transport.exchange(copies, ptr, table, ptr, self._channel)
-        self._measured = _Measured(handle, table, width, self._clock.step)
+        self._measured.append(_Measured(handle, table, width, self._clock.step))
 
     def _assign(self) -> None:
-        """Wait for a table that is under way and work out the widths, the same on every rank."""
-        if self._measured is None:
+        """Wait for tables that are under way and work out the widths, the same on every rank."""
+        if not self._measured:
             return
-        handle, table, width, _ = self._measured
-        self._measured = None
-        handle.wait()
+        measured, self._measured = self._measured, []
+        for each in measured:
+            each.handle.wait()
+        table = torch.stack([each.table for each in measured]).sum(0)
+        width = measured[0].num_cols
         by_sender = [
             assign_bits(squares, [int(n) for n in rows], num_cols=width, budget=self._budget)
             for squares, rows in table.tolist()

@@ -44,10 +44,6 @@ class CastRows(Codec):
         """Return the rows in their own dtype."""
         return wire.data.to(like.dtype)
 
-    def row_bytes(self, like: Tensor) -> int:
-        """Return the bytes of a row on the wire."""
-        return num_cols(like) * self._wire_dtype(like).itemsize
-
     def _wire_dtype(self, rows: Tensor) -> torch.dtype:
         coded = is_coded(rows, num_cols(rows) * self.dtype.itemsize)
         return self.dtype if coded else rows.dtype

@@ -1,5 +1,6 @@
 """Words for what a row is on the wire."""
 
+import math
 from dataclasses import dataclass, field
 
 from gnn_dist.errors import ConfigError
@@ -121,5 +122,9 @@ class Adaptive(Term):
     def row_bytes(self, num_cols: int, itemsize: int, *, gradients: bool) -> int:
         """Return the bytes that a row has at most, on average over the rows of a rank."""
         del gradients
-        budget = max(int(self.budget * 4 * num_cols), _packed_bytes(num_cols, 2))
-        return min(budget, num_cols * itemsize)
+        narrowest, plain = _packed_bytes(num_cols, 2), num_cols * itemsize
+        if narrowest >= plain:
+            return plain
+        # Rows of one width may take a part of a byte more on average than those of another.
+        budget = max(math.ceil(self.budget * 4 * num_cols), narrowest)
+        return min(budget, _packed_bytes(num_cols, 8))

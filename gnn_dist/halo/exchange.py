@@ -330,8 +330,7 @@ class ExchangeMaker:
         )
         courier = Courier(self.transport, route, codec, self.clock, self.meter, place)
         selector = make_selector(policy, route, self.clock)
-        schedule = policy.schedule
-        return SCHEDULES[type(schedule)](courier, selector, schedule)
+        return SCHEDULES[type(policy.schedule)](courier, selector, policy)
 
 
 def halo_exchange(x: Tensor, exchange: LayerExchange) -> Tensor:

@@ -293,6 +293,8 @@ def _parse_term(word: str, text: str) -> Term:
         if key not in known or not equals or not value:
             options = ", ".join(known) or "none"
             raise ConfigError(f"{name} takes options as key=value of: {options}; got {option!r}")
+        if key in values:
+            raise ConfigError(f"{name} takes each option once, got {key} twice in {rest!r}")
         values[key] = _parse_value(name, known[key], value)
     term = kind(**values)
     term.check()

@@ -73,11 +73,6 @@ class QuantizedRows(Codec):
         rows = dequantize_rows(wire.data, num_cols=num_cols(like), bits=self.bits, dtype=like.dtype)
         return rows.view(len(rows), *like.shape[1:])
 
-    def row_bytes(self, like: Tensor) -> int:
-        """Return the bytes of a row on the wire."""
-        coded = packed_width(num_cols(like), self.bits)
-        return coded if self._packs(like) else PlainRows().row_bytes(like)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the residual, by which a resumed run sends what this one would."""
         if self._residual is None or self._ids is None:

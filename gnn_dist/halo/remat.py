@@ -24,6 +24,7 @@ from torch import Tensor
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.courier import Courier, Parcel
 from gnn_dist.halo.route import Route
+from gnn_dist.halo.wire import num_cols
 from gnn_dist.sizes import size_text
 
 __all__ = ["Fetch", "RematExchange", "Return", "Round"]
@@ -55,11 +56,14 @@ class RematExchange:
     Attributes:
         courier: Carries the rows.
         buffer: Bytes that messages and received rows may take.
+        on_wire: Bytes on the wire of a row like others, as values and as gradients: what is cut
+            for the ones is used for the others.
         made: The rounds of each number of rows, as they are needed.
     """
 
     courier: Courier
     buffer: int
+    on_wire: Callable[[Tensor], tuple[int, ...]]
     made: dict[int, list[Round]] = field(default_factory=dict)
 
     def start(self, rows: Tensor) -> "Fetch":
@@ -100,9 +104,11 @@ class RematExchange:
         At most two rounds' messages, out and in, are held, and where a row differs from what
         travels, decoded rows and rows that are being encoded.
         """
-        on_wire = self.courier.codec.row_bytes(like)
-        decoded = like.shape[1:].numel() * like.element_size()
-        row_bytes = 2 * IN_FLIGHT * on_wire + (2 * decoded if on_wire != decoded else 0)
+        decoded = num_cols(like) * like.element_size()
+        row_bytes = max(
+            2 * IN_FLIGHT * on_wire + (2 * decoded if on_wire != decoded else 0)
+            for on_wire in self.on_wire(like)
+        )
         if row_bytes > self.buffer:
             raise ConfigError(
                 f"remat: a buffer of {size_text(self.buffer)} must hold two messages each way of "

@@ -8,10 +8,21 @@ from torch import Tensor
 
 from gnn_dist.halo.courier import Courier, Parcel
 from gnn_dist.halo.pending import Exchange, Pending
-from gnn_dist.halo.policy import Blocking, Delayed, Local, Overlap, Pipelined, Remat, Ssp, Term
+from gnn_dist.halo.policy import (
+    Blocking,
+    Delayed,
+    HaloPolicy,
+    Local,
+    Overlap,
+    Pipelined,
+    Remat,
+    Ssp,
+    Term,
+)
 from gnn_dist.halo.remat import RematExchange
 from gnn_dist.halo.select import Selector
 from gnn_dist.halo.stale import HeldExchange, LocalExchange, Timing
+from gnn_dist.halo.wire import num_cols
 
 __all__ = ["SCHEDULES", "BlockingExchange", "OverlappedExchange"]
 
@@ -85,17 +96,26 @@ class BlockingExchange(_Waited):
         self.courier.load_state_dict(state)
 
 
-def _held(courier: Courier, selector: Selector, term: Any) -> Exchange:
+def _held(courier: Courier, selector: Selector, policy: HaloPolicy) -> Exchange:
+    term: Any = policy.schedule
     return HeldExchange(courier, selector, Timing.of(term))
 
 
-def _in_rounds(courier: Courier, selector: Selector, term: Any) -> Exchange:
+def _in_rounds(courier: Courier, selector: Selector, policy: HaloPolicy) -> Exchange:
     del selector  # of all rows, or the policy would have been refused
-    return RematExchange(courier, term.buffer)
+    term: Any = policy.schedule
+
+    def on_wire(like: Tensor) -> tuple[int, ...]:
+        width, size = num_cols(like), like.element_size()
+        if not like.is_floating_point():
+            return (width * size,)
+        return tuple(policy.row_bytes(width, size, gradients=is_one) for is_one in (False, True))
+
+    return RematExchange(courier, term.buffer, on_wire)
 
 
-# How each schedule is made of a courier, what selects its rows, and its term.
-SCHEDULES: dict[type[Term], Callable[[Courier, Selector, Term], Exchange]] = {
+# How each schedule is made of a courier, what selects its rows, and its policy.
+SCHEDULES: dict[type[Term], Callable[[Courier, Selector, HaloPolicy], Exchange]] = {
     Blocking: lambda courier, selector, _: BlockingExchange(courier, selector),
     Overlap: lambda courier, selector, _: OverlappedExchange(courier, selector),
     Local: lambda courier, *_: LocalExchange(courier),

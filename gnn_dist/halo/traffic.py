@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gnn_dist.errors import ConfigError
-from gnn_dist.halo.policy import HaloPolicy
+from gnn_dist.halo.policy import Delayed, HaloPolicy, Local
 from gnn_dist.shard.plan import HaloPlan
 
 __all__ = ["step_bytes"]
@@ -26,14 +26,18 @@ def step_bytes(
         mirrored: Whether gradients travel like values: sums and means on a symmetric graph.
 
     Returns:
-        What `Meter.halo_bytes` will count; for `sampled` its expectation, for `adaptive` at most.
+        What `Meter.halo_bytes` will count once warm-up is over; for `sampled` its expectation, for
+        `delayed` its mean over a rotation of the bins, for `adaptive` at most. What `remat` fetches
+        again, such as rows of a maximum, is not in it.
 
     Raises:
         ConfigError: Rows are relayed, which depends on what is on which machine.
     """
     if policy.path is not None:
         raise ConfigError(f"the bytes of {policy} follow from machines, not from the plan alone")
-    mirrored = mirrored and policy.select is None
+    if isinstance(policy.schedule, Local):
+        return 0
+    mirrored = mirrored and (policy.select is None or policy.holds)
     total = 0
     for plan, width in layers:
         num_there = plan.num_boundary
@@ -42,4 +46,6 @@ def step_bytes(
             num_there = num_back = plan.num_boundary + plan.num_halo
         total += num_there * policy.row_bytes(width, itemsize)
         total += num_back * policy.row_bytes(width, itemsize, gradients=True)
-    return total if policy.select is None else round(policy.select.p * total)
+    p = 1.0 if policy.select is None else policy.select.p
+    bins = policy.schedule.bins if isinstance(policy.schedule, Delayed) else 1
+    return round(p * total / bins)

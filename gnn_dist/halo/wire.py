@@ -58,9 +58,6 @@ class Codec(Protocol):
     def decode(self, wire: Wire, like: Tensor) -> Tensor:
         """Return the rows (r, ...) that arrived."""
 
-    def row_bytes(self, like: Tensor) -> int:
-        """Return the bytes that a row takes on the wire, at most, for rows like these."""
-
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs; nothing for most."""
         return {}
@@ -94,10 +91,6 @@ class PlainRows(Codec):
         """Return the rows."""
         del like
         return wire.data
-
-    def row_bytes(self, like: Tensor) -> int:
-        """Return the bytes of a row."""
-        return num_cols(like) * like.element_size()
 
 
 def num_cols(rows: Tensor) -> int:

@@ -133,9 +133,12 @@ class Meter:
         return self._seconds[phase]
 
     def largest_change(self, *directions: str) -> float:
-        """Return the largest change of some directions' rows in any layer, NaN without any."""
+        """Return the largest change of some directions' rows in any layer, NaN without any.
+
+        Rows that were all zeros have none: their norm is no measure.
+        """
         found = [float(value) for key, value in self.change.items() if key[0] in directions]
-        return max((value for value in found if not math.isnan(value)), default=math.nan)
+        return max((value for value in found if math.isfinite(value)), default=math.nan)
 
     def reset(self) -> None:
         """Start again from zero."""
