@@ -39,6 +39,7 @@ from gnn_dist.parallel import (
 )
 from gnn_dist.parallel.arguments import Arguments
 from gnn_dist.parallel.call import Call
+from gnn_dist.parallel.dgl_call import inside_dgl
 from gnn_dist.parallel.edge_lists import EdgeLists
 from gnn_dist.parallel.layers import (
     inside,
@@ -205,6 +206,7 @@ class Parallelized(nn.Module):
                 stack.enter_context(inside(layer, call))
             for module in row_by_row_modules(self.module):
                 stack.enter_context(row_by_row(module, call))
+            stack.enter_context(inside_dgl(call, self.module, (args, kwargs)))
             stack.enter_context(Tracing(call))
             try:
                 out = self.module(*args, **kwargs)
