@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnn_dist.errors import GraphError
+from gnn_dist.errors import ConfigError, GraphError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph, graph_from_edges
 
 if TYPE_CHECKING:

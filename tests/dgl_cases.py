@@ -150,8 +150,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "ChebConv": case("ChebConv", F, K, 3, call=lambda c, g, x, _: c(g, x, [1.7])),
     "DotGatConv": case("DotGatConv", F, 3, 2, **ANY),
     "EGATConv": case("EGATConv", F, 3, 3, 2, 2, call=looped),
-    "EGNNConv": case("EGNNConv", F, 6, K, 3, call=lambda c, g, x, e: torch.cat(
-        c(g, x, e.position, e.attributes), 1)),
+    "EGNNConv": case(
+        "EGNNConv",
+        F,
+        6,
+        K,
+        3,
+        call=lambda c, g, x, e: torch.cat(c(g, x, e.position, e.attributes), 1),
+    ),
     "EdgeConv": case("EdgeConv", F, K, **ANY),
     "EdgeConv, batch norm": case("EdgeConv", F, K, batch_norm=True, **ANY),
     "EdgeGATConv": case("EdgeGATConv", F, 3, K, 2, call=attributed, **ANY),
@@ -171,10 +177,19 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "GraphConv, wider": case("GraphConv", F, 7, norm="left", **ANY),
     "GraphConv, right": case("GraphConv", F, K, norm="right", **ANY),
     "GraphConv, none": case("GraphConv", F, K, norm="none", call=weighted, **ANY),
-    "GraphConv, weighted": case("GraphConv", F, K, norm="none", call=lambda c, g, x, e: c(
-        g, x, edge_weight=dense_case("EdgeWeightNorm")("both")(g, e.weight)), **ANY),
-    "HGTConv": case("HGTConv", F, 3, 2, 2, TYPES, call=lambda c, g, x, e: c(
-        g, x, e.node_kind, e.kind)),
+    "GraphConv, weighted": case(
+        "GraphConv",
+        F,
+        K,
+        norm="none",
+        call=lambda c, g, x, e: c(
+            g, x, edge_weight=dense_case("EdgeWeightNorm")("both")(g, e.weight)
+        ),
+        **ANY,
+    ),
+    "HGTConv": case(
+        "HGTConv", F, 3, 2, 2, TYPES, call=lambda c, g, x, e: c(g, x, e.node_kind, e.kind)
+    ),
     "NNConv": (
         lambda: dense_case("NNConv")(F, K, mlp(3, F * K), "mean", residual=True),
         attributed,

@@ -32,7 +32,7 @@ from gnn_dist.convert.parted import (
 )
 from gnn_dist.convert.target import new_folder
 from gnn_dist.convert.torch_files import load_tensors
-from gnn_dist.errors import ConfigError, ShardFormatError
+from gnn_dist.errors import ShardFormatError
 from gnn_dist.interop import DGL_EDGE_NAMES, DGL_NODE_NAMES, import_dgl
 from gnn_dist.partition import Partition, PartitionBook
 

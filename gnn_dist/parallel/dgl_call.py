@@ -16,7 +16,7 @@ __all__ = ["inside_dgl"]
 
 
 @contextmanager
-def inside_dgl(call: Call, model: nn.Module, given: Any) -> Iterator[None]:  # noqa: ANN401
+def inside_dgl(call: Call, model: nn.Module, given: Any) -> Iterator[None]:
     """Have the graphs that a model is given, or keeps, pass messages while this lasts.
 
     Args:
@@ -33,7 +33,7 @@ def inside_dgl(call: Call, model: nn.Module, given: Any) -> Iterator[None]:  # n
         yield
         return
     before = call.ends
-    # What has no mark and a row per edge may be weights that a layer has made, and dropout of these.
+    # What has no mark and a row per edge may be weights that a layer has made, to drop some.
     call.ends = graphs[0].ends
     with shard_kernels(call):
         for graph in graphs:
@@ -46,7 +46,7 @@ def inside_dgl(call: Call, model: nn.Module, given: Any) -> Iterator[None]:  # n
                 graph.calls.now = None
 
 
-def _is_graph(value: Any, call: Call) -> bool:  # noqa: ANN401
+def _is_graph(value: Any, call: Call) -> bool:
     if isinstance(value, ShardGraph):
         if value.shard is not call.shard:
             raise ConfigError("the graph is of another shard than the model: use dgl_graph again")

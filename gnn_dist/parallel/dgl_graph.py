@@ -24,6 +24,15 @@ from gnn_dist.interop import DGL_EDGE_NAMES, DGL_NODE_NAMES, import_dgl
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.dgl_frames import Edges, Frame, Nodes
 from gnn_dist.parallel.dgl_kernels import ShardIndex
+from gnn_dist.parallel.dgl_names import (
+    ALL,
+    EDGE_TYPE,
+    NODE_TYPE,
+    OwnCount,
+    View,
+    check_all,
+    check_type,
+)
 from gnn_dist.parallel.dgl_reduce import reduce_by_degree
 from gnn_dist.parallel.dgl_structure import ShardEdges
 from gnn_dist.parallel.placement import Kind, Placement, mark
@@ -31,8 +40,6 @@ from gnn_dist.shard.shard import Shard
 
 __all__ = ["ShardGraph", "dgl_graph"]
 
-NODE_TYPE, EDGE_TYPE = "_N", "_E"
-ALL = "__ALL__"  # DGL's default for which nodes or edges
 Message = Callable[[Edges], Mapping[str, Tensor]]
 Reduce = Callable[[Nodes], Mapping[str, Tensor]]
 
@@ -112,7 +119,7 @@ class ShardGraph:
         edges: ShardEdges,
         out_degree: Tensor,
         calls: Calls,
-        reversed_: bool = False,  # noqa: FBT001, FBT002
+        reversed_: bool = False,
     ) -> None:
         self.shard, self.structure, self.calls, self.reversed = shard, edges, calls, reversed_
         self._out_degree = out_degree
@@ -141,7 +148,7 @@ class ShardGraph:
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Return n, the nodes of this rank."""
-        _check_type(ntype)
+        check_type(ntype)
         return self.shard.num_owned
 
     number_of_nodes = num_src_nodes = number_of_src_nodes = num_nodes
@@ -149,27 +156,40 @@ class ShardGraph:
 
     def num_edges(self, etype: Any = None) -> int:
         """Return e, the in-edges of this rank's nodes."""
-        _check_type(etype)
+        check_type(etype)
         return self.structure.num_edges
 
     number_of_edges = num_edges
 
-    def nodes(self, ntype: str | None = None) -> Tensor:
-        """Return the local ids of owned nodes."""
-        _check_type(ntype)
-        ids = torch.arange(self.shard.num_owned, device=self.device)
-        return mark(ids, Placement(Kind.TARGETS, 0))
+    @property
+    def nodes(self) -> "View":
+        """`nodes()`: local ids of owned nodes; `nodes["_N"].data`: `ndata`."""
+        return View(self._node_ids, self.ndata)
 
     srcnodes = dstnodes = nodes
 
+    def _node_ids(self, ntype: str | None = None) -> Tensor:
+        check_type(ntype)
+        ids = torch.arange(self.shard.num_owned, device=self.device)
+        return mark(ids, Placement(Kind.TARGETS, 0))
+
     def batch_num_nodes(self, ntype: str | None = None) -> Tensor:
         """Return (1,), the nodes of this rank, with which nothing can be done but repeat rows."""
-        _check_type(ntype)
-        return torch.tensor([self.shard.num_owned], device=self.device).as_subclass(_OwnCount)
+        check_type(ntype)
+        return torch.tensor([self.shard.num_owned], device=self.device).as_subclass(OwnCount)
 
-    def edges(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
-        """Return local ids of sources (halo ones too) and targets, and edge ids if form is `all`."""
-        _check_type(etype)
+    @property
+    def edges(self) -> "View":
+        """`edges()`: sources (halo ones too) and targets; `edges["_E"].data`: `edata`.
+
+        With form `all` edge ids too.
+        """
+        return View(self._ends, self.edata)
+
+    all_edges = edges
+
+    def _ends(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
+        check_type(etype)
         if form not in ("uv", "all"):
             raise ConfigError(f"form must be 'uv' or 'all', got {form!r}")
         src, dst = self.structure.sources_and_targets
@@ -178,8 +198,6 @@ class ShardGraph:
             return pair
         ids = torch.arange(self.structure.num_edges, device=self.device)
         return (*pair, mark(ids, Placement(Kind.EDGES, 0, self.ends)))
-
-    all_edges = edges
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Tensor:
         """Return int64 (n,), in-edges of each owned node."""
@@ -193,8 +211,8 @@ class ShardGraph:
         return self._degree(own, u, etype)
 
     def _degree(self, degree: Tensor, which: Any, etype: Any) -> Tensor:
-        _check_type(etype)
-        _check_all(which, "degrees")
+        check_type(etype)
+        check_all(which, "degrees")
         return mark(degree.clone(), Placement(Kind.NODES, 0))
 
     @contextmanager
@@ -227,7 +245,7 @@ class ShardGraph:
         """Collective. Send messages along all edges, and reduce those of each node."""
         from dgl import core, function, ops
 
-        _check_type(etype)
+        check_type(etype)
         call = self._call()
         known = [isinstance(f, function.BuiltinFunction) for f in (message_func, reduce_func)]
         if all(known) and hasattr(ops, f"{message_func.name}_{reduce_func.name}"):
@@ -244,19 +262,19 @@ class ShardGraph:
                 made = reduce_by_degree(call, self, reduce_func, messages)
         if apply_node_func is not None:
             n = self.shard.num_owned
-            made = apply_node_func(Nodes({**self.ndata, **made}, {}, n))
+            made = dict(apply_node_func(Nodes({**self.ndata, **made}, {}, n)))
         self.ndata.update(made)
 
     def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
         """Collective. Set rows of edges, made of the rows of their ends and of their own."""
-        _check_type(etype)
-        _check_all(edges, "apply_edges")
+        check_type(etype)
+        check_all(edges, "apply_edges")
         self.edata.update(self._messages(func))
 
     def apply_nodes(self, func: Reduce, v: Any = ALL, ntype: Any = None) -> None:
         """Set rows of nodes, made of their own."""
-        _check_type(ntype)
-        _check_all(v, "apply_nodes")
+        check_type(ntype)
+        check_all(v, "apply_nodes")
         self.ndata.update(func(Nodes(self.ndata, {}, self.shard.num_owned)))
 
     def _messages(self, func: Any) -> Frame:
@@ -271,7 +289,7 @@ class ShardGraph:
         n, e = self.shard.num_owned, self.structure.num_edges
         return Frame(Placement(Kind.EDGES, 0, self.ends), e, n, made)
 
-    def reverse(self, copy_ndata: bool = True, copy_edata: bool = False) -> "ShardGraph":  # noqa: FBT001, FBT002
+    def reverse(self, copy_ndata: bool = True, copy_edata: bool = False) -> "ShardGraph":
         """Return the graph with messages from targets to sources, where they are only summed."""
         graph = self._with(self.structure, self._out_degree, not self.reversed, edata=copy_edata)
         if not copy_ndata:
@@ -305,7 +323,12 @@ class ShardGraph:
         return nullcontext() if self.calls.now is None else self.calls.now.pause()
 
     def _with(
-        self, edges: ShardEdges, out_degree: Tensor, reversed_: bool, *, edata: bool  # noqa: FBT001
+        self,
+        edges: ShardEdges,
+        out_degree: Tensor,
+        reversed_: bool,
+        *,
+        edata: bool,
     ) -> "ShardGraph":
         """Return another graph over the same nodes."""
         graph = ShardGraph(self.shard, edges, out_degree, self.calls, reversed_)
@@ -327,27 +350,8 @@ class ShardGraph:
         if dgl is None or not hasattr(dgl.DGLGraph, name):
             raise AttributeError(f"a shard's graph has no attribute {name!r}")
         raise ConfigError(
-            f"DGLGraph.{name} is not known on a shard: where it changes or samples the graph, do so "
-            "before gd.graph_from_dgl and partitioning"
-        )
-
-
-class _OwnCount(Tensor):
-    """The number of nodes of a graph, as readouts and normalisations ask for it.
-
-    They would divide by it, and it is this rank's. What belongs to the graph can be repeated.
-    """
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func in (torch.repeat_interleave, Tensor.repeat_interleave, Tensor.as_subclass):
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        raise ConfigError(
-            "batch_num_nodes is this rank's number of nodes, and not that of the graph: for readouts "
-            "use torch.sum, torch.mean or torch.amax over rows, which are over all ranks"
+            f"DGLGraph.{name} is not known on a shard: where it changes or samples the graph, do "
+            "so before gd.graph_from_dgl and partitioning"
         )
 
 
@@ -356,17 +360,3 @@ def _finite(made: dict[str, Tensor], reduce_func: Any) -> dict[str, Tensor]:
     if reduce_func.name not in ("max", "min"):
         return made
     return {k: torch.masked_fill(rows, torch.isinf(rows), 0) for k, rows in made.items()}
-
-
-def _check_type(given: Any) -> None:
-    known = (None, NODE_TYPE, EDGE_TYPE, (NODE_TYPE, EDGE_TYPE, NODE_TYPE))
-    if not isinstance(given, str | tuple | None) or given not in known:
-        raise ConfigError(f"a shard's graph has one type of nodes and of edges, got {given!r}")
-
-
-def _check_all(which: Any, what: str) -> None:
-    if not (isinstance(which, str) and which == ALL):
-        raise ConfigError(
-            f"{what} of some nodes or edges is not known on a shard: other ranks might have none of "
-            "them, and not take part"
-        )

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from gnn_dist.errors import ConfigError
@@ -46,19 +47,19 @@ class ShardIndex:
             sources, n + h targets.
     """
 
-    def __init__(self, graph: "ShardGraph", real: Any) -> None:  # noqa: ANN401 - DGL is optional
+    def __init__(self, graph: "ShardGraph", real: Any) -> None:
         self.graph, self.real = graph, real
 
     def number_of_etypes(self) -> int:
         """Return 1."""
         return 1
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise ConfigError(
-            f"DGL reads {name} of the graph's index, of which a rank has its own edges: prepare the "
-            "graph before it is partitioned"
+            f"DGL reads {name} of the graph's index, of which a rank has its own edges: prepare "
+            "the graph before it is partitioned"
         )
 
 
@@ -73,8 +74,7 @@ def shard_kernels(call: Call) -> Iterator[None]:
         **dict.fromkeys(REFUSED, _refused),
     }
     new: list[tuple[Any, str, Any]] = [
-        (sparse, name, _Kernel(call, getattr(sparse, name), does))
-        for name, does in kernels.items()
+        (sparse, name, _Kernel(call, getattr(sparse, name), does)) for name, does in kernels.items()
     ]
     new += [(linear, name, _by_row(call, getattr(linear, name))) for name in TYPED]
     new += [(conv, "reverse", _reverse(conv.reverse))]
@@ -94,10 +94,10 @@ TYPED = ("gather_mm", "segment_mm")
 class _Kernel:
     """Stands for an autograd function of DGL."""
 
-    def __init__(self, call: Call, plain: Any, does: Callable[..., Any]) -> None:  # noqa: ANN401
+    def __init__(self, call: Call, plain: Any, does: Callable[..., Any]) -> None:
         self._call, self._plain, self._does = call, plain, does
 
-    def apply(self, *args: Any) -> Any:  # noqa: ANN401
+    def apply(self, *args: Any) -> Any:
         """Do what DGL's function does on the whole graph."""
         if self._call.paused:
             return self._plain.apply(*args)
@@ -126,8 +126,26 @@ def _reduced(
     out = None if reduce != "sum" or x is None else _summed(call, graph, op, x, of_edges)
     if out is None:
         sources = None if x is None else call.lift(_owned(call, x), 0)
-        out = plain.apply(index.real, op, reduce, sources, of_edges)
+        if graph.num_edges() == 0 and reduce != "sum":
+            out = _of_no_edges(plain, index, op, reduce, (sources, of_edges))
+        else:
+            out = plain.apply(index.real, op, reduce, sources, of_edges)
     return call.as_nodes(out, 0)
+
+
+def _of_no_edges(
+    plain: Any, index: ShardIndex, op: str, reduce: str, rows: tuple[Tensor | None, Tensor | None]
+) -> Tensor:
+    """Extremes of nothing, whose gradient DGL looks for in an edge.
+
+    They depend on the rows all the same: the gradients of others' halo rows come here.
+    """
+    with torch.no_grad():
+        out: Tensor = plain.apply(index.real, op, reduce, *rows)
+    for part in rows:
+        if part is not None:
+            out = out + part[:0].sum()
+    return out
 
 
 def _summed(
@@ -190,10 +208,9 @@ def _by_edge(
     """Collective. Something for each edge, of rows of its ends and its own."""
     graph = index.graph
     far = "v" if graph.reversed else "u"
-    operands = []
+    operands: list[Tensor | None] = []
     for rows, target in zip((lhs, rhs), targets, strict=True):
-        known = rows is None or target == "e"
-        local = rows if known else _owned(call, rows)
+        local = rows if rows is None or target == "e" else _owned(call, rows)
         operands.append(call.lift(local, 0) if target == far and local is not None else local)
     out: Tensor = plain.apply(index.real, op, *operands, *targets)
     return mark(out, Placement(Kind.EDGES, 0, graph.ends))
@@ -231,7 +248,7 @@ def _owned(call: Call, rows: Tensor) -> Tensor:
 def _by_row(call: Call, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Have a function that transforms each row alone, by its type, return rows marked alike."""
 
-    def by_row(a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:  # noqa: ANN401
+    def by_row(a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
         known = [placement(rows) for rows in (a, *kwargs.values())]
         with call.pause():
             out = plain(a, b, **kwargs)
@@ -244,7 +261,7 @@ def _by_row(call: Call, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _reverse(plain: Callable[..., Any]) -> Callable[..., Any]:
     from gnn_dist.parallel.dgl_graph import ShardGraph
 
-    def reverse(graph: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def reverse(graph: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(graph, ShardGraph):
             return graph.reverse(*args, **kwargs)
         return plain(graph, *args, **kwargs)

@@ -39,7 +39,7 @@ READOUT = (
     "torch.mean and torch.amax, which are over all ranks"
 )
 BY_HOME = {
-    "dgl.nn.pytorch.explain": "it trains masks by calling the model itself, on a graph of one machine",
+    "dgl.nn.pytorch.explain": "it trains masks by calls of its own, on a graph of one machine",
     "dgl.nn.pytorch.glob": READOUT,
     "dgl.nn.pytorch.gt": PADDED,
     "dgl.nn.pytorch.sparse_emb": "its rows are kept by DGL's own servers",
@@ -56,8 +56,8 @@ def dgl_refusal(module: nn.Module, name: str, home: str) -> str | None:
     """
     if name == "GatedGraphConv" and getattr(module, "_n_etypes", 1) != 1:
         return (
-            "with several types of edges it takes those of one type at a time, which a rank may not "
-            "have: use RelGraphConv, or one type"
+            "with several types of edges it takes those of one type at a time, which a rank may "
+            "not have: use RelGraphConv, or one type"
         )
     for start, reason in BY_HOME.items():
         if home.startswith(start):

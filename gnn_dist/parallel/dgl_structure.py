@@ -43,7 +43,7 @@ class ShardEdges:
 
     @property
     def num_edges(self) -> int:
-        """e."""
+        """Number of edges, e."""
         return self.ends.size(1)
 
     @cached_property
@@ -58,7 +58,7 @@ class ShardEdges:
         return torch.cat([self.in_degree.new_zeros(1), self.in_degree.cumsum(0)])
 
     @cached_property
-    def index(self) -> Any:  # noqa: ANN401 - DGL is optional
+    def index(self) -> Any:
         """DGL's index of n + h sources and n targets."""
         n, num_src = self._num_nodes
         parts = self.indptr, self.ends[0][self.order], self.order
@@ -68,7 +68,7 @@ class ShardEdges:
         return block._graph
 
     @cached_property
-    def reversed_index(self) -> Any:  # noqa: ANN401
+    def reversed_index(self) -> Any:
         """DGL's index of n sources and n + h targets."""
         return self.index.reverse()
 
@@ -83,7 +83,7 @@ class ShardEdges:
 
     @cached_property
     def no_loop(self) -> Tensor:
-        """bool (e,), edges between different nodes."""
+        """Edges between different nodes, bool (e,)."""
         return self.ends[0] != self.ends[1]
 
     @property
