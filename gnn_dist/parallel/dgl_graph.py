@@ -60,7 +60,7 @@ def dgl_graph(shard: Shard, world: World) -> "ShardGraph":
         ConfigError: DGL is not installed, or the shard is of a vertex-cut.
 
     Example:
-        docs/models.md; `tests/test_dgl_layers.py` runs such a model.
+        docs/dgl.md; `tests/test_dgl_layers.py` runs such a model.
     """
     with world.everywhere("making a graph for DGL"):
         import_dgl("layers of DGL need DGL")
