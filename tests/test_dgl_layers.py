@@ -25,13 +25,10 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.filterwarnings("ignore:.*lambda_max.*"),
     pytest.mark.filterwarnings("ignore:.*single graph.*"),
+    pytest.mark.filterwarnings("ignore:.*does not contain valid edges.*"),
 ]
 
-QUICK = {
-    1: ("isolated nodes",),
-    2: ("duplicate edges", "single node"),
-    3: ("directed", "empty part"),
-}
+QUICK = {2: "duplicate edges", 3: "empty part"}  # the first is directed and has loops
 
 
 @contextmanager
@@ -147,9 +144,9 @@ def assert_same(got, expected, where):
         )
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", QUICK)
 def test_layers_are_exact(tmp_path, world_size):
-    check(world_size, QUICK[world_size], tuple(CASES), tmp_path)
+    check(world_size, [QUICK[world_size]], tuple(CASES), tmp_path)
 
 
 @pytest.mark.slow
