@@ -12,7 +12,18 @@ from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.dgl_graph import ShardGraph
 from gnn_dist.parallel.dgl_kernels import shard_kernels
 
-__all__ = ["inside_dgl"]
+__all__ = ["inside_dgl", "uses_dgl"]
+
+
+def uses_dgl(model: nn.Module, given: Any) -> bool:
+    """Return whether a model is given, or keeps, a graph for DGL."""
+    return any(isinstance(value, ShardGraph) for value in _values(model, given))
+
+
+def _values(model: nn.Module, given: Any) -> list[Any]:
+    """Return a model's arguments, and what its modules keep."""
+    kept = [value for module in model.modules() for value in vars(module).values()]
+    return [*tree_leaves(given), *kept]
 
 
 @contextmanager
@@ -27,8 +38,7 @@ def inside_dgl(call: Call, model: nn.Module, given: Any) -> Iterator[None]:
     Raises:
         ConfigError: One is a graph of DGL itself, or of another shard.
     """
-    kept = [value for module in model.modules() for value in vars(module).values()]
-    graphs = [leaf for leaf in (*tree_leaves(given), *kept) if _is_graph(leaf, call)]
+    graphs = [value for value in _values(model, given) if _is_graph(value, call)]
     if not graphs:
         yield
         return
