@@ -26,7 +26,8 @@ EXTRAS = {
     # An MPI library from a wheel, for machines without one. On a cluster use mpi-site.
     "mpi": [MPI4PY, "mpich>=5.0,<6"],
     "mpi-site": [MPI4PY],
-    "dgl": ["dgl==1.1.3"],
+    # Without packaging it looks for a copy in setuptools, which has none any more.
+    "dgl": ["dgl==1.1.3", "packaging>=22"],
     "mtkahypar": ["mtkahypar>=1.5,<2"],
     "ogb": ["ogb>=1.3.6,<2"],
     "parquet": ["pyarrow>=16"],

@@ -25,6 +25,7 @@ _HOME = {
     "Trainer": "gnn_dist.train.trainer",
     "World": "gnn_dist.comm.world",
     "aggregate": "gnn_dist.halo.aggregate",
+    "dgl_graph": "gnn_dist.parallel.dgl_graph",
     "graph_from_dgl": "gnn_dist.interop",
     "graph_from_edges": "gnn_dist.graph",
     "graph_from_pyg": "gnn_dist.interop",

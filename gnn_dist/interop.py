@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnn_dist.errors import GraphError
+from gnn_dist.errors import ConfigError, GraphError
 from gnn_dist.graph import EDGE_NAMES, MASK_NAMES, CSRFeatures, Graph, graph_from_edges
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch_geometric.data import Data
 
-__all__ = ["graph_from_dgl", "graph_from_pyg", "graph_to_pyg"]
+__all__ = ["graph_from_dgl", "graph_from_pyg", "graph_to_pyg", "import_dgl"]
 
 Array = NDArray[Any]
 
@@ -101,6 +101,24 @@ def graph_to_pyg(graph: Graph, *, sparse_x: bool = False) -> "Data":
     elif graph.x is not None:
         fields["x"] = _to_tensor(graph.x)
     return Data(edge_index=edge_index, num_nodes=graph.num_nodes, **fields)
+
+
+def import_dgl(what: str) -> Any:  # noqa: ANN401 - a module that need not be there
+    """Return the module `dgl`.
+
+    Args:
+        what: The beginning of the sentence that says what it is needed for.
+
+    Raises:
+        ConfigError: DGL is not installed.
+    """
+    try:
+        import dgl
+    except (ImportError, OSError) as error:
+        raise ConfigError(
+            f"{what}, which cannot be imported ({error}): pip install 'gnn-dist[dgl]'"
+        ) from error
+    return dgl
 
 
 def graph_from_dgl(graph: Any, *, name: str = "graph") -> Graph:  # noqa: ANN401 - DGL is optional

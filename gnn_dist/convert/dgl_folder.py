@@ -32,8 +32,8 @@ from gnn_dist.convert.parted import (
 )
 from gnn_dist.convert.target import new_folder
 from gnn_dist.convert.torch_files import load_tensors
-from gnn_dist.errors import ConfigError, ShardFormatError
-from gnn_dist.interop import DGL_EDGE_NAMES, DGL_NODE_NAMES
+from gnn_dist.errors import ShardFormatError
+from gnn_dist.interop import DGL_EDGE_NAMES, DGL_NODE_NAMES, import_dgl
 from gnn_dist.partition import Partition, PartitionBook
 
 __all__ = ["original_ids_of", "read_dgl", "write_dgl"]
@@ -58,7 +58,7 @@ def write_dgl(parted: PartedGraph, out: Path, *, overwrite: bool = False) -> Non
         ConfigError: DGL is not installed.
         ShardFormatError: The parts are not the whole graph, or `out` cannot be written.
     """
-    dgl = _dgl()
+    dgl = import_dgl("DGL's partition folders need DGL")
     partition, book = parted.partition, parted.partition.book
     name = re.sub(r"[^\w.-]+", "_", parted.name) or "graph"
     edge_ptr = [0]
@@ -104,7 +104,7 @@ def read_dgl(config: Path, original_ids: Path | None = None) -> PartedGraph:
         ConfigError: DGL is not installed.
         ShardFormatError: The folder is of a heterogeneous graph, or damaged.
     """
-    dgl, raw = _dgl(), _read_config(config)
+    dgl, raw = import_dgl("DGL's partition folders need DGL"), _read_config(config)
     ours = read_record(raw, config)
     (node_map,) = raw["node_map"].values()
     # Older folders list where each part ends, newer ones where it starts and ends.
@@ -141,17 +141,6 @@ def read_dgl(config: Path, original_ids: Path | None = None) -> PartedGraph:
         sparse_x=ours.get("sparse_x"),
         regression=ours.get("regression", False),
     )
-
-
-def _dgl() -> Any:  # noqa: ANN401 - a module that need not be there
-    try:
-        import dgl
-    except (ImportError, OSError) as error:
-        raise ConfigError(
-            f"DGL's partition folders need DGL, which cannot be imported ({error}): "
-            "pip install 'gnn-dist[dgl]'"
-        ) from error
-    return dgl
 
 
 def _holds_a_graph(folder: Path) -> bool:

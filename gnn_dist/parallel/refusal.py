@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from gnn_dist.errors import ConfigError
+from gnn_dist.parallel.dgl_refusal import dgl_refusal
 
 __all__ = ["REFUSED_CONVS", "located", "refused_modules"]
 
@@ -42,6 +43,8 @@ def refusal(module: nn.Module) -> str | None:
     """Say why a module would not be exact; None if nothing is known."""
     for base in type(module).__mro__:
         home = base.__module__
+        if home.startswith("dgl.nn.pytorch"):
+            return dgl_refusal(module, base.__name__, home)
         if home.startswith("torch_geometric.nn.conv") and base.__name__ in REFUSED_CONVS:
             return REFUSED_CONVS[base.__name__]
         if home.startswith("torch_geometric.nn.pool"):

@@ -116,7 +116,7 @@ def _turned(placed: Placement, out: Tensor) -> Placement:
     return Placement(turned, 1, out if turned is Kind.ENDS else None)
 
 
-@rule(Tensor.select, torch.select)
+@rule(Tensor.select, torch.select, torch._C._VariableFunctions.select)
 def select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """One place of a dimension."""
     x = args[0] if args else kwargs["input"]
@@ -182,7 +182,9 @@ def _of_table(call: Call, func: Any, x: Tensor, index: Any, parts: tuple[Any, ..
     return mark(out, kind.rows_only().at(before + kind.dim))
 
 
-@rule(Tensor.index_select, torch.index_select)
+# torch_geometric puts functions of its own in place of torch.select and torch.index_select, which
+# call those of torch._C.
+@rule(Tensor.index_select, torch.index_select, torch._C._VariableFunctions.index_select)
 def index_select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Rows by a list of indices."""
     x, dim, index = three(args, kwargs, ("input", "dim", "index"))
