@@ -219,3 +219,26 @@ CASES: dict[str, Case] = {
     "WLConvContinuous": Case(lambda: pyg.WLConvContinuous()),
     "WLConvContinuous, weighted": Case(lambda: pyg.WLConvContinuous(), weighted),
 }
+
+# The ready models of torch_geometric.nn.models.
+MODELS: dict[str, Case] = {
+    "models.GCN": Case(lambda: pyg.GCN(F, 6, 3, K, dropout=0.3, norm="BatchNorm", jk="cat")),
+    "models.GraphSAGE": Case(lambda: pyg.GraphSAGE(F, 6, 2, K, dropout=0.3, norm="GraphNorm")),
+    "models.GIN": Case(lambda: pyg.GIN(F, 6, 2, K, jk="lstm")),
+    "models.GAT": Case(lambda: pyg.GAT(F, 6, 2, K, heads=2, dropout=0.3, norm="LayerNorm")),
+    "models.GAT, second version": Case(lambda: pyg.GAT(F, 6, 2, K, v2=True, jk="max")),
+    "models.PNA": Case(
+        lambda: pyg.PNA(
+            F,
+            6,
+            2,
+            K,
+            aggregators=["mean", "max", "std"],
+            scalers=["identity", "amplification"],
+            deg=DEGREES,
+            norm="PairNorm",
+        )
+    ),
+    "models.EdgeCNN": Case(lambda: pyg.EdgeCNN(F, 6, 2, K, norm="InstanceNorm")),
+}
+CASES |= MODELS

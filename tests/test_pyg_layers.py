@@ -1,11 +1,14 @@
 """Every convolution of PyTorch Geometric is exact on shards, or refused with the reason."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import torch_geometric.nn.conv as pyg_conv
 from awkward import AWKWARD, awkward_case
-from pyg_cases import CASES, RELATIONS, Model
+from pyg_cases import CASES, MODELS, RELATIONS, Model
 
 import gnn_dist as gd
 from gnn_dist.parallel.refusal import REFUSED_CONVS
@@ -144,7 +147,19 @@ def test_every_awkward_graph(world_size, tmp_path, expected):
     check(world_size, AWKWARD, tmp_path, expected)
 
 
+def layers():
+    """Names of the layers' classes in the table."""
+    return {name.partition(",")[0] for name in CASES if name not in MODELS}
+
+
 def test_every_convolution_is_in_the_table():
-    known = {name.partition(",")[0] for name in CASES} | set(REFUSED_CONVS) | {"MessagePassing"}
-    assert set(pyg_conv.__all__) == known
-    assert len({name.partition(",")[0] for name in CASES}) >= 45
+    assert set(pyg_conv.__all__) == layers() | set(REFUSED_CONVS) | {"MessagePassing"}
+    assert len(layers()) >= 45
+
+
+def test_the_table_in_the_documents():
+    text = Path("docs/models.md").read_text()
+    exact = [f"`{name}`" for name in sorted(layers())]
+    assert f"{len(exact)} are exact: {', '.join(exact)}." in " ".join(text.split())
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+    assert rows == sorted(REFUSED_CONVS.items())
