@@ -313,6 +313,11 @@ def test_arguments_of_all_kinds(folder, caplog):
     assert caplog.records == []
 
 
+@torch.jit.script
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(1)
+
+
 class Particular(nn.Module):
     """Wants its own graph, or draws as nobody can follow."""
 
@@ -326,6 +331,8 @@ class Particular(nn.Module):
             assert x.size(0) == 30, "this model is for 30 nodes"
         elif self.what == "python":
             x = x * random.choice([1.0, 1.0])
+        elif self.what == "torchscript":
+            x = scaled(x)
         elif self.what == "parts":
             assert x.size(0) != 43, "this model is not for 43 nodes"
         return self.conv(x, edge_index)
@@ -341,7 +348,8 @@ def let_through(world, folder, what, probe):
     ("what", "message"),
     [
         ("size", "AssertionError: this model is for 30 nodes"),
-        ("python", "it draws by Python"),
+        ("python", "it draws where that is not seen"),
+        ("torchscript", "it draws where that is not seen"),
         ("parts", "in two parts it fails: AssertionError: this model is not for 43 nodes"),
         ("lock", "TypeError: cannot pickle '_thread.lock' object"),
     ],

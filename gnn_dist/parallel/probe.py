@@ -193,12 +193,15 @@ def _verdict(
 
 def _probe(setting: _Setting) -> _Verdict:
     """Run a model in all three ways and compare."""
-    whole, setting = _whole(setting)
+    whole, setting, unseen = _whole(setting)
     before = _generators()
     plain = run_virtual(_on_shard, 1, [_copy_of(setting)], setting, whole.upstream)
     draws, *others = (a != b for a, b in zip(before, _generators(), strict=True))
-    if any(others):
-        return _Verdict(warning="it draws by Python or NumPy, whose generators ranks share here")
+    if unseen or any(others):
+        return _Verdict(
+            warning="it draws where that is not seen (Python, NumPy, TorchScript, parameters made "
+            "in a forward), from generators that ranks share here"
+        )
     copies = [_copy_of(setting) for _ in range(2)]
     try:
         parts = run_virtual(_on_shard, 2, copies, setting, None)
@@ -224,8 +227,13 @@ def _probe(setting: _Setting) -> _Verdict:
     return _Verdict()
 
 
-def _whole(setting: _Setting) -> tuple[Outcome, _Setting]:
-    """Run the model traced, with all of the graph; in its own dtype if another does not work."""
+def _whole(setting: _Setting) -> tuple[Outcome, _Setting, bool]:
+    """Run the model traced, with all of the graph; in its own dtype if another does not work.
+
+    Returns:
+        What it computed, the setting it works in, and whether it drew without a rule.
+    """
+    before = _generators()
     try:
         [whole] = run_virtual(_on_shard, 1, [_copy_of(setting)], setting, None)
     except (ConfigError, CommError):
@@ -233,7 +241,7 @@ def _whole(setting: _Setting) -> tuple[Outcome, _Setting]:
     except Exception:  # many a model makes tensors of its own dtype
         setting = replace(setting, dtype=None)
         [whole] = run_virtual(_on_shard, 1, [_copy_of(setting)], setting, None)
-    return whole, setting
+    return whole, setting, before != _generators()
 
 
 def _on_shard(
