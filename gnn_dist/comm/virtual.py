@@ -344,7 +344,8 @@ def run_virtual(
     """Run `fn(world, *args)` on ranks that are threads, and return the results by rank.
 
     Nothing is pickled: arguments and results are the objects themselves. Ranks share whatever the
-    process has, such as the generators of random numbers.
+    process has, such as the generators of random numbers. Python 3.11 has one parser that all of
+    them share: once in some hundred `load_shard` by two ranks at a time it raises SystemError.
 
     Args:
         fn: What every rank does.

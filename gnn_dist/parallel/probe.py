@@ -4,7 +4,7 @@ What a model does outside the functions that are traced (a function in TorchScri
 function of its own, numpy, sizes used as numbers) no rule can see. So before it is used, a copy of
 the model computes outputs and gradients on a graph of some 74 nodes:
 
-    whole      traced, on one virtual rank that holds both parts
+    whole      traced, on one virtual rank, ids as in the graph
     plain      without tracing, on the same           must be equal, unless the model draws
     parts      traced, on two virtual ranks           must be equal, also where it draws: by ids
 
@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from gnn_dist.comm.virtual import run_virtual
 from gnn_dist.comm.world import World
 from gnn_dist.errors import CommError, ConfigError, RankError
-from gnn_dist.halo.load import load_shard
+from gnn_dist.halo.load import shard_from_arrays
 from gnn_dist.parallel.placement import mark, placement
 from gnn_dist.parallel.probe_compare import (
     Outcome,
@@ -43,9 +43,16 @@ from gnn_dist.parallel.probe_compare import (
     seen,
     upstream,
 )
-from gnn_dist.parallel.probe_graph import Leaf, ProbeArguments, ProbeShape, describe
+from gnn_dist.parallel.probe_graph import (
+    Leaf,
+    ProbeArguments,
+    ProbeGraph,
+    ProbeShape,
+    describe,
+)
 from gnn_dist.partition import Partition
 from gnn_dist.shard.format import write_partition
+from gnn_dist.shard.reader import ShardArrays, read_parts
 from gnn_dist.shard.shard import Shard
 
 __all__ = ["Probe"]
@@ -56,7 +63,6 @@ Traced = Callable[[nn.Module, Shard, World], nn.Module]
 TOLERANCE = 1e-6  # in float64
 MOST_BYTES = 1 << 30  # of a copy's parameters and buffers; there are up to three at a time
 OFF = "parallelize(..., probe=False) goes without this check"
-WHOLE, PARTS = "whole", "parts"  # folders
 
 
 class _Verdict(NamedTuple):
@@ -73,14 +79,14 @@ class _Setting:
     Attributes:
         model: The model, which is copied.
         arguments: Those of the probe.
-        folder: Of the partitions of its graph, in one part and in two.
+        arrays: What each rank has of its graph, by the number of ranks.
         dtype: Of parameters and floating arguments; None: their own.
         traced: Makes a copy work on a shard.
     """
 
     model: nn.Module
     arguments: ProbeArguments
-    folder: Path
+    arrays: dict[int, list[ShardArrays]]
     dtype: torch.dtype | None
     traced: Traced
 
@@ -170,17 +176,11 @@ def _verdict(
             shape = ProbeShape(model, given, [leaves for leaves, _ in by_rank], isolated=isolated)
             if not shape.has_rows:
                 return _Verdict(warning="no argument is known to have rows of nodes or edges")
-            folder = Path(root)
-            graph, partition = shape.graph
-            # In one part local ids are original ids, which a model may compare.
-            write_partition(
-                graph, Partition(np.zeros(graph.num_nodes, np.int64), 1), folder / WHOLE
-            )
-            write_partition(graph, partition, folder / PARTS)
+            arrays = _arrays(shape.graph, Path(root))
             verdict = _Verdict()
             for seed in range(2):
                 arguments = ProbeArguments(shape, seed)
-                verdict = _probe(_Setting(model, arguments, folder, torch.float64, traced))
+                verdict = _probe(_Setting(model, arguments, arrays, torch.float64, traced))
                 # Rounding may decide what is behind a step, as that of a ReLU. Hardly twice.
                 if not verdict.refused:
                     break
@@ -189,6 +189,23 @@ def _verdict(
         return _Verdict(str(error))
     except Exception as error:
         return _Verdict(warning=f"{type(error).__name__}: {error}")
+
+
+def _arrays(made: ProbeGraph, folder: Path) -> dict[int, list[ShardArrays]]:
+    """Write the graph in one part and in two, and read all of it, in this thread.
+
+    Python 3.11 must not read headers of arrays in two threads at a time: its parser counts how deep
+    it is for all of them together.
+    """
+    graph, partition = made
+    # In one part local ids are original ids, which a model may compare.
+    whole = Partition(np.zeros(graph.num_nodes, np.int64), 1)
+    found = {}
+    for number, cut in ((1, whole), (2, partition)):
+        write_partition(graph, cut, folder / str(number))
+        parts = [range(part, part + 1) for part in range(number)]
+        found[number] = [read_parts(folder / str(number), part, verify=False) for part in parts]
+    return found
 
 
 def _probe(setting: _Setting) -> _Verdict:
@@ -255,8 +272,7 @@ def _on_shard(
         setting: What all runs have in common.
         given: The gradients that flow into the outputs of the model as it is; None: trace it.
     """
-    parts = WHOLE if world.world_size == 1 else PARTS
-    shard = load_shard(setting.folder / parts, world, verify=False)
+    shard = shard_from_arrays(setting.arrays[world.world_size][world.rank], world.transport)
     model = copies[world.rank]
     args, kwargs, wanted = setting.arguments.on(shard, setting.dtype)
     watch = Watch(model)
