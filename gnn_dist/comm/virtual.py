@@ -85,6 +85,11 @@ class _Board:
         if not come:
             raise TimeoutError("the other ranks have not sent theirs")
 
+    def waits(self, rank: int) -> bool:
+        """Return whether a rank waits for others."""
+        with self.changed:
+            return rank in self._waiting
+
     def end(self, rank: int) -> None:
         """Note that a rank has ended."""
         with self.changed:
@@ -302,8 +307,9 @@ class _Run:
             self._board.fail(-1, f"interrupted: {type(error).__name__}")
             raise
         if late:
-            text = f"rank {late[0]} still ran after {self._timeout_s:.1f} s"
-            self._board.fail(late[0], text)
+            slow = next((rank for rank in late if not self._board.waits(rank)), late[0])
+            text = f"rank {slow} still ran after {self._timeout_s:.1f} s"
+            self._board.fail(slow, text)
             self._join(END_S)
             raise CommError(text)
         causes = [error for error in self._errors if not isinstance(error, RankError)]
@@ -320,7 +326,11 @@ class _Run:
 
     def _rank(self, rank: int) -> None:
         transport = VirtualTransport(
-            self._board, rank, world_ranks=self._ranks, timeout_s=self._timeout_s
+            # Who is late is found by whoever sees all ranks.
+            self._board,
+            rank,
+            world_ranks=self._ranks,
+            timeout_s=self._timeout_s + END_S,
         )
         try:
             with (
