@@ -16,8 +16,6 @@ from gnn_dist.partition import Partition
 from gnn_dist.shard.format import write_partition
 from gnn_dist.testing import run_ranks
 
-pytestmark = pytest.mark.mpi
-
 # Where plain PyTorch Geometric fails, or takes the largest id that has an edge for the last one.
 APART = {
     ("EGConv, several", "no edges"),
