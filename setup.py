@@ -35,6 +35,7 @@ EXTRAS = {
         "hypothesis>=6.100,<7",
         "mypy>=2.4,<2.5",
         "pytest>=9.0,<10",
+        "pytest-xdist>=3.6,<4",
         "ruff>=0.17,<0.18",
         "scikit-learn>=1.6,<2",
         "torchmetrics>=1.4,<2",

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from awkward import awkward_case
+from torch_geometric.nn import GATv2Conv, SAGEConv
 
 from gnn_dist.datasets import load_dataset
 from gnn_dist.errors import ConfigError, RankError
@@ -146,8 +147,16 @@ def refused(world, folder):
     shape = ModelShape(8, 8, 3, heads=2)
     with pytest.raises(ConfigError, match="attention needs all halo rows at once"):
         build_model("gat", shape, world.transport)(x, [block, block])
-    with pytest.raises(ConfigError, match=r"take all halo rows at once.*use gnn_dist's layers"):
-        parallelize(torch.nn.Linear(2, 2), shard, world, halo="remat")
+    attention = parallelize(GATv2Conv(8, 2), shard, world, halo="remat:buffer=2K")
+    with pytest.raises(ConfigError, match="needs all halo rows at once, but under remat:buffer=2K"):
+        attention(x, shard.edge_index)
+    # A layer of PyTorch Geometric that only sums is exact.
+    layer = SAGEConv(8, 2)
+    outs = [
+        parallelize(layer, shard, world, halo=halo)(x, shard.edge_index)
+        for halo in ("overlap", "remat:buffer=2K")
+    ]
+    torch.testing.assert_close(*outs)
     narrow, _ = made(world, shard, "remat:buffer=127")
     with pytest.raises(ConfigError, match=r"buffer of 127 must hold .* are 128 bytes here"):
         aggregate(x, narrow)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from awkward import MOSTLY_SLOW, awkward_case
+from torch_geometric.nn import GATv2Conv, SAGEConv
 
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.aggregate import aggregate
@@ -137,8 +138,14 @@ def refused(world, folder):
         aggregate(x, Block(shard.structure, exchange), reduce="max")
     with pytest.raises(ConfigError, match=r"reads the rows of its sources does not sum"):
         halo_exchange(x, exchange)
-    with pytest.raises(ConfigError, match="use gnn_dist's layers"):
-        parallelize(torch.nn.Linear(2, 2), shard, world, halo="sampled")
+    # A layer that only sums may be parallelized under it, attention may not.
+    x = x.float()
+    width = x.size(1)
+    summed = parallelize(SAGEConv(width, 2), shard, world, halo="sampled")
+    assert summed(x, shard.edge_index).shape == (shard.num_owned, 2)
+    attention = parallelize(GATv2Conv(width, 2), shard, world, halo="sampled")
+    with pytest.raises(ConfigError, match=r"reads the rows of its sources does not sum"):
+        attention(x, shard.edge_index)
 
 
 def test_what_is_no_sum_is_refused(tmp_path):

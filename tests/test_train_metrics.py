@@ -21,8 +21,8 @@ def test_exchanges_of_all_ranks_in_a_row():
         {(1, "reverse"): HaloCount(1, 10, 2, 0.5, 0.4)},
         {(1, "reverse"): HaloCount(1, 30, 1, 2.0, 0.1), (0, "up"): HaloCount(1)},
     ]
-    lanes, _ = halo_table({}, 2)
-    by_rank = torch.stack([halo_table(of_rank, 2)[1] for of_rank in counts])
+    lanes, _ = halo_table({}, range(2))
+    by_rank = torch.stack([halo_table(of_rank, range(2))[1] for of_rank in counts])
     quiet, busy = halo_rows(lanes, by_rank, with_late=True)
     assert (quiet["layer"], quiet["direction"], quiet["bytes"]) == (0, "up", 0)
     assert busy == {
