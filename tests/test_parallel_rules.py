@@ -122,6 +122,7 @@ REFUSED = {
     "moved": (lambda x, e: x.roll(1, 0), "moves the rows"),
     "lists": (lambda x, e: x * len(e[0].tolist()), "outside PyTorch"),
     "ids": (lambda x, e: x + e[0].sum(), "local ids"),
+    "ids as numbers": (lambda x, e: x + e[1].float().mean(), "local ids"),
     "maximum at sources": (
         lambda x, e: utils.scatter(x[e[1]], e[0], dim_size=len(x), reduce="max"),
         "can only add",

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from awkward import AWKWARD, NUM_CLASSES, NUM_FEATURES, awkward_case
 from torch import nn
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
 
 import gnn_dist as gd
 from gnn_dist.errors import ConfigError
@@ -472,3 +474,49 @@ def twice_differentiated(world, folder):
 
 def test_a_second_derivative_is_refused(folders):
     run_ranks(twice_differentiated, 2, folders[1]["random partition"])
+
+
+class OfData(nn.Module):
+    """Takes a `Data`, and keeps an edge list of the shard's own."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.conv, self.other, self.kept = pyg.GCNConv(NUM_FEATURES, K), pyg.SAGEConv(K, K), kept
+
+    def forward(self, data, ids):
+        out = self.other(self.conv(data.x, data.edge_index), self.kept)
+        return out - out.mean(0) + ids.double().mean()
+
+
+def of_data(world, folder):
+    shard = gd.load_shard(folder, world)
+    torch.manual_seed(2)
+    model = gd.parallelize(OfData(shard.edge_index).double(), shard, world, probe=False)
+    data = Data(x=shard.x, edge_index=shard.edge_index)
+    # On one rank as many ids as it has nodes; they are the same on all.
+    ids = torch.arange(9)
+    return shard.node_id.numpy(), model(data, ids).detach().numpy()
+
+
+def test_data_objects_and_what_a_model_has_kept(folders):
+    [(ids, one)] = run_ranks(of_data, 1, folders[0]["directed"])
+    parts = run_ranks(of_data, 3, folders[1]["directed"])
+    assert any(len(ids) == 9 for ids, _ in parts)
+    order = np.argsort(np.concatenate([ids for ids, _ in parts]))
+    got = np.concatenate([rows for _, rows in parts])[order]
+    np.testing.assert_allclose(got, one[np.argsort(ids)], atol=1e-10)
+
+
+def called_in_turn(world, folder):
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(_Calls(lambda x, e: x), shard, world, probe=False)
+    rows = torch.rand(shard.num_owned, 3)
+    model(rows, shard.edge_index)
+    with pytest.raises(ConfigError, match="had rows of nodes in an earlier call"):
+        model(torch.rand(shard.num_owned + 2, 3), shard.edge_index)
+    with pytest.raises(ConfigError, match=r"pass shard\.edge_index"):
+        model(rows, EdgeIndex(shard.edge_index))
+
+
+def test_arguments_that_change_are_refused(folders):
+    run_ranks(called_in_turn, 2, folders[1]["random partition"])

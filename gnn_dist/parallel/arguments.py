@@ -15,16 +15,18 @@ from gnn_dist.shard.shard import Shard
 
 __all__ = ["Arguments"]
 
+# What an argument may be; rows of the edges of the k-th edge list among them are written "list k".
 ENDS, NODES, EDGES, SAME = "ends", "nodes", "edges", "same"
 OF_EDGES = ("edge", "weight", "attr")  # in the names that models give to what edges have
-OPEN, OTHER = "open", "other"  # sizes fit both nodes and edges, or neither
+NO_LISTS = ("EdgeIndex", "SparseTensor")
 
 
 class Arguments:
     """Knows what the arguments of a model are.
 
-    A rank on which sizes leave it open (it has as many nodes as edges, perhaps none) is told by
-    the others, once for each way in which the model is called.
+    Each rank says what its sizes allow, once for each way in which the model is called; what all
+    ranks' sizes allow is what an argument is. So none is taken for rows of nodes that has as many
+    by chance on one rank, and a rank with as many nodes as edges, perhaps none, is told by others.
 
     Args:
         model: The model.
@@ -39,79 +41,106 @@ class Arguments:
     def mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Mark the tensors that the model is called with. Collective for a new way of calling it.
 
+        Those of the shard are marked too: a model may have kept them.
+
         Raises:
-            ConfigError: One is a graph of another kind than an edge list.
+            ConfigError: One is a graph of another kind than an edge list, or has another number of
+                rows than in an earlier call that was alike.
         """
+        self._mark_own()
         given = list(_named(self._model, args, kwargs))
+        lists = [tensor for name, tensor in given if self._is_list(name, tensor)]
         way = tuple((name, tensor.dtype, tensor.dim()) for name, tensor in given)
         if way not in self._agreed:
-            self._agreed[way] = self._ask([self._kind(name, tensor) for name, tensor in given])
-        lists = [
-            tensor
-            for (_, tensor), kind in zip(given, self._agreed[way], strict=True)
-            if kind == ENDS
-        ]
+            allowed = [self._allowed(name, tensor, lists) for name, tensor in given]
+            self._agreed[way] = self._ask([name for name, _ in given], allowed)
         for (name, tensor), kind in zip(given, self._agreed[way], strict=True):
-            mark(tensor, self._placement(name, tensor, kind, lists))
+            if kind not in self._allowed(name, tensor, lists):
+                raise ConfigError(
+                    f"{name} had rows of {kind} in an earlier call, and has {tuple(tensor.shape)} "
+                    "now: keep to one of them, or give the model another parameter for it"
+                )
+            mark(tensor, self._placement(tensor, kind, lists))
 
-    def _ask(self, kinds: list[str]) -> list[str]:
-        """Collective. Return what ranks say that know."""
-        by_rank = self._world.transport.all_gather_object(kinds)
+    def _ask(self, names: list[str], allowed: list[list[str]]) -> list[str]:
+        """Collective. Return for each argument the first that all ranks allow; its name decides."""
         agreed = []
-        for votes in zip(*by_rank, strict=True):
-            known = {vote for vote in votes if vote != OPEN}
-            agreed.append(known.pop() if len(known) == 1 else votes[self._world.rank])
-        return [NODES if kind == OPEN else kind for kind in agreed]
+        by_rank = self._world.transport.all_gather_object(allowed)
+        if len({len(kinds) for kinds in by_rank}) > 1:
+            raise ConfigError("the model must be called with the same arguments on all ranks")
+        for name, *kinds in zip(names, *by_rank, strict=True):
+            common = [kind for kind in kinds[0] if all(kind in other for other in kinds)]
+            of_edges = [kind for kind in common if kind not in (NODES, SAME)]
+            hinted = any(word in name for word in OF_EDGES)
+            agreed.append((of_edges if hinted and of_edges else common)[0])
+        return agreed
 
-    def _kind(self, name: str, tensor: Tensor) -> str:
-        """Return what an argument is, as far as this rank can tell."""
+    def _mark_own(self) -> None:
+        """Mark the tensors of the shard."""
         shard = self._shard
-        if tensor.layout != torch.strided or type(tensor).__name__ == "EdgeIndex":
-            raise ConfigError(
-                f"{name or 'an argument'} is a {type(tensor).__name__} ({tensor.layout}): pass the "
-                "graph as shard.edge_index"
-            )
-        if tensor is shard.edge_index:
-            return ENDS
-        pairs = tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.size(0) == 2
-        if pairs and (shard.num_owned != 2 or "edge" in name or "adj" in name):
-            return ENDS
-        if tensor.dim() == 0:
-            return SAME
-        if any(tensor is own for own in (shard.edge_weight, *shard.edge_data.values())):
-            return EDGES
-        if any(tensor is own for own in (shard.features, shard.y, *shard.masks.values())):
-            return NODES
-        nodes, edges = tensor.size(0) == shard.num_owned, tensor.size(0) == shard.num_edges
-        if nodes and edges:
-            return EDGES if any(word in name for word in OF_EDGES) else OPEN
-        if nodes:
-            return NODES
-        return EDGES if edges else OTHER
+        ends = shard.edge_index
+        mark(ends, Placement(Kind.ENDS, 1, ends))
+        for rows in (shard.features, shard.y, *shard.masks.values()):
+            if isinstance(rows, Tensor):
+                mark(rows, Placement(Kind.NODES, 0))
+        for rows in (shard.edge_weight, *shard.edge_data.values()):
+            if rows is not None:
+                mark(rows, Placement(Kind.EDGES, 0, ends))
 
-    def _placement(
-        self, name: str, tensor: Tensor, kind: str, lists: list[Tensor]
-    ) -> Placement | None:
+    def _is_list(self, name: str, tensor: Tensor) -> bool:
+        if tensor.layout != torch.strided or type(tensor).__name__ in NO_LISTS:
+            raise ConfigError(
+                f"{name} is a {type(tensor).__name__} ({tensor.layout}): pass the graph as "
+                "shard.edge_index"
+            )
+        if tensor is self._shard.edge_index:
+            return True
+        pairs = tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.size(0) == 2
+        return pairs and (self._shard.num_owned != 2 or "edge" in name or "adj" in name)
+
+    def _allowed(self, name: str, tensor: Tensor, lists: list[Tensor]) -> list[str]:
+        """Return what an argument may be, as far as this rank can tell."""
+        shard = self._shard
+        if self._is_list(name, tensor):
+            return [ENDS]
+        if any(tensor is own for own in (shard.edge_weight, *shard.edge_data.values())):
+            return [EDGES]
+        if any(tensor is own for own in (shard.features, shard.y, *shard.masks.values())):
+            return [NODES]
+        if tensor.dim() == 0:
+            return [SAME]
+        rows = tensor.size(0)
+        found = [NODES] if rows == shard.num_owned else []
+        found += [EDGES] if rows == shard.num_edges else []
+        found += [f"list {k}" for k, ends in enumerate(lists) if rows == ends.size(1)]
+        return [*found, SAME]
+
+    def _placement(self, tensor: Tensor, kind: str, lists: list[Tensor]) -> Placement | None:
         if kind == ENDS:
             return Placement(Kind.ENDS, 1, tensor)
-        if kind == NODES and tensor.size(0) == self._shard.num_owned:
+        if kind == NODES:
             return Placement(Kind.NODES, 0)
-        if kind in (EDGES, OTHER):
-            for ends in (*lists, self._shard.edge_index):
-                if tensor.size(0) == ends.size(1) and (kind == EDGES or ends.size(1) > 1):
-                    return Placement(Kind.EDGES, 0, ends)
-        return None
+        if kind == SAME:
+            return None
+        own = kind == EDGES
+        ends = self._shard.edge_index if own else lists[int(kind.removeprefix("list "))]
+        return Placement(Kind.EDGES, 0, ends)
 
 
 def _named(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors with the name of the parameter they are given as."""
+    """Yield tensors, also those of a PyTorch Geometric `Data`, with the names they are given by."""
     try:
         given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
     for name, value in given.items():
         for leaf in tree_leaves(value):
+            if type(leaf).__name__ in NO_LISTS:
+                raise ConfigError(f"{name} is a {type(leaf).__name__}: pass shard.edge_index")
             if isinstance(leaf, Tensor):
                 yield str(name), leaf
+            elif hasattr(leaf, "edge_index") and hasattr(leaf, "to_dict"):
+                parts = leaf.to_dict().items()
+                yield from ((str(key), part) for key, part in parts if isinstance(part, Tensor))

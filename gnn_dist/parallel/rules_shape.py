@@ -27,12 +27,17 @@ def _getter(name: str) -> Any:
     *(Tensor.clone, torch.clone, Tensor.detach, torch.detach, Tensor.contiguous, Tensor.long),
     *(Tensor.int, Tensor.to, Tensor.type, Tensor.cpu, Tensor.cuda, Tensor.requires_grad_),
     *(Tensor.type_as, _getter("data"), Tensor.detach_, Tensor.pin_memory),
+    *(Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16),
 )
 def same(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The same values."""
     out = func(*args, **kwargs)
     placed = placement(args[0])
-    return out if placed is None or not isinstance(out, Tensor) else mark(out, placed)
+    if placed is None or not isinstance(out, Tensor):
+        return out
+    if placed.kind.holds_ids and out.is_floating_point():
+        refuse(func, "computes with local ids of nodes, which depend on the partition,")
+    return mark(out, placed)
 
 
 @rule(
