@@ -97,7 +97,6 @@ def saved(world, folder, path):
             table.load_full_state_dict(wrong)
 
 
-@pytest.mark.mpi
 def test_a_table_is_saved_by_original_id_and_loads_into_a_plain_one(tmp_path):
     graph = write("empty part", tmp_path / "parts")
     path = str(tmp_path / "table.npy")

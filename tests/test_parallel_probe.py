@@ -169,7 +169,6 @@ def test_wrong_models_are_refused(name, folder):
     run_virtual(refused, 1, folder, name)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_all_ranks_refuse_alike(world_size, folder):
     run_ranks(refused_in_turn, world_size, folder)
@@ -289,7 +288,6 @@ def test_right_models_pass_and_nothing_is_left_behind(name, folder, caplog):
     assert caplog.records == []
 
 
-@pytest.mark.mpi
 def test_right_models_pass_on_ranks(folder):
     run_ranks(all_pass, 3, folder)
 

@@ -19,8 +19,6 @@ from gnn_dist.partition import Partition
 from gnn_dist.shard.format import write_partition
 from gnn_dist.testing import run_ranks
 
-pytestmark = pytest.mark.mpi
-
 D = 4
 CASES = ("empty part", "isolated nodes", "directed", "all on one")
 
@@ -189,6 +187,7 @@ def write(case, folder):
     return graph
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_training_equals_plain_pytorch(world_size, tmp_path):
     cases = CASES if world_size == 3 else CASES[world_size : world_size + 1]
@@ -264,6 +263,7 @@ def from_plain(world, folder, path):
         model.load_state_dict({key: v for key, v in state.items() if key != "emb.weight"})
 
 
+@pytest.mark.mpi
 def test_a_plain_checkpoint_loads(tmp_path):
     graph = write("directed", tmp_path / "parts")
     model = make_model("OfIds", graph.num_nodes)
@@ -293,6 +293,7 @@ def clipped(world, folder):
     return found
 
 
+@pytest.mark.mpi
 def test_the_norm_of_gradients_is_that_of_all_ranks(tmp_path):
     graph = write("empty part", tmp_path / "parts")
     plain = make_model("OfIds", graph.num_nodes)
@@ -347,6 +348,7 @@ def all_nodes(world, folder):
     return shard.node_id, outs[0]
 
 
+@pytest.mark.mpi
 def test_ways_to_say_all_nodes(tmp_path):
     graph = write("directed", tmp_path / "parts")
     torch.manual_seed(1)
@@ -372,6 +374,7 @@ def wrong_ids(world, folder):
     )  # the ranks are still in step
 
 
+@pytest.mark.mpi
 def test_ids_of_no_node_are_named_on_every_rank(tmp_path):
     write("directed", tmp_path / "parts")
     run_ranks(wrong_ids, 2, str(tmp_path / "parts"))
@@ -404,6 +407,7 @@ def refused(world, folder, other):
         gd.parallelize(model, second, world)
 
 
+@pytest.mark.mpi
 def test_what_would_be_wrong_is_refused(tmp_path):
     graph = write("directed", tmp_path / "a")
     turned = Partition((np.arange(graph.num_nodes) % 3 == 0).astype(np.int32), 2)
@@ -441,6 +445,7 @@ def kept_as_they_are(world, folder):
         assert torch.equal(module.weight, drawn[shard.node_id])
 
 
+@pytest.mark.mpi
 def test_what_a_user_relies_on_stays(tmp_path):
     write("empty part", tmp_path / "parts")
     run_ranks(kept_as_they_are, 3, str(tmp_path / "parts"))
@@ -468,6 +473,7 @@ def skipped(world, folder):
             torch.optim.SparseAdam([table.weight]).step()
 
 
+@pytest.mark.mpi
 def test_a_rank_without_use_for_the_table_has_zeros(tmp_path):
     write("directed", tmp_path / "parts")
     run_ranks(skipped, 2, str(tmp_path / "parts"))
@@ -505,6 +511,7 @@ def largest(world, folder, name, kind):
     return seen.numel, shard.num_owned, shard.num_halo
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("name", "kind"), [("OfIds", "adam"), ("Sparse", "sparse")])
 def test_no_rank_ever_holds_the_table_in_training(name, kind, tmp_path):
     graph = gd.load_dataset("grid:rows=40,cols=40")

@@ -488,20 +488,20 @@ class OfData(nn.Module):
         return out - out.mean(0) + ids.double().mean()
 
 
-def of_data(world, folder):
+def of_data(world, folder, num_ids):
     shard = gd.load_shard(folder, world)
     torch.manual_seed(2)
     model = gd.parallelize(OfData(shard.edge_index).double(), shard, world, probe=False)
     data = Data(x=shard.x, edge_index=shard.edge_index)
-    # On one rank as many ids as it has nodes; they are the same on all.
-    ids = torch.arange(9)
+    ids = torch.arange(num_ids)  # on one rank as many as it has nodes, and the same on all
     return shard.node_id.numpy(), model(data, ids).detach().numpy()
 
 
 def test_data_objects_and_what_a_model_has_kept(folders):
-    [(ids, one)] = run_ranks(of_data, 1, folders[0]["directed"])
-    parts = run_ranks(of_data, 3, folders[1]["directed"])
-    assert any(len(ids) == 9 for ids, _ in parts)
+    size = int(awkward_case("directed", 3).partition.sizes[0])
+    [(ids, one)] = run_ranks(of_data, 1, folders[0]["directed"], size)
+    parts = run_ranks(of_data, 3, folders[1]["directed"], size)
+    assert len(parts[0][0]) == size != len(parts[1][0])
     order = np.argsort(np.concatenate([ids for ids, _ in parts]))
     got = np.concatenate([rows for _, rows in parts])[order]
     np.testing.assert_allclose(got, one[np.argsort(ids)], atol=1e-10)

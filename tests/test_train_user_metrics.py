@@ -119,7 +119,6 @@ def test_a_function_gets_the_rows_of_all_ranks_by_original_id():
         assert math.isnan(scores["train"])
 
 
-@pytest.mark.mpi
 def test_objects_of_torchmetrics():
     metrics = pytest.importorskip("torchmetrics")
     made = {
