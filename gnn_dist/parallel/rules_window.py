@@ -46,7 +46,7 @@ def window(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     placed = placement(x)
     if placed is None or placed.dim < x.dim() - WINDOWS[func]:
         return without_rule(func, args, kwargs)
-    kernel = args[1] if len(args) > 1 else kwargs.get("weight")
+    kernel: Any = args[1] if len(args) > 1 else kwargs.get("weight")
     is_conv = func.__name__.startswith("conv") and isinstance(kernel, Tensor)
     if not is_conv or kernel.size(placed.dim - x.dim()) != 1:
         refuse(func, f"goes over the rows of this rank's {placed.kind.value}")
@@ -68,7 +68,7 @@ def rotate(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Two dimensions turned."""
     x = args[0] if args else kwargs["input"]
     placed = placement(x)
-    dims = kwargs.get("dims", args[2] if len(args) > 2 else (0, 1))
+    dims: Any = kwargs.get("dims", args[2] if len(args) > 2 else (0, 1))
     if placed is not None and placed.dim in [d % x.dim() for d in dims]:
         refuse(func, f"moves the rows of {placed.kind.value}")
     return without_rule(func, args, kwargs)
