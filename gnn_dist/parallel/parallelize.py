@@ -36,6 +36,7 @@ from gnn_dist.parallel import (
     rules_reduce,
     rules_scatter,
     rules_shape,
+    rules_window,
 )
 from gnn_dist.parallel.arguments import Arguments
 from gnn_dist.parallel.call import Call
@@ -68,6 +69,7 @@ RULES = (
     rules_draw,
     rules_index,
     rules_recurrent,
+    rules_window,
     rules_reduce,
     rules_scatter,
     rules_shape,

@@ -96,6 +96,8 @@ def norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if placed.dim not in dims:
         return _beside(func, args, kwargs, placed, dims, keepdim=keepdim)
     _check_values(func, placed)
+    if func is torch.linalg.norm and len(dims) == 2 and power not in (None, "fro"):
+        refuse(func, f"of a matrix, of order {power}, is of the rows of this rank")
     return _norm(call, func, x, (dims, keepdim), power)
 
 
@@ -161,13 +163,15 @@ def extreme(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     *(torch.log_softmax, F.softmin, F.gumbel_softmax, Tensor.logsumexp, torch.logsumexp),
     *(Tensor.quantile, torch.quantile, Tensor.diff, torch.diff, Tensor.unique, torch.unique),
     *(torch.unique_consecutive, Tensor.logcumsumexp, torch.logcumsumexp),
+    *(torch.special.softmax, torch.special.log_softmax, Tensor.cumsum_, Tensor.cumprod_),
+    *(Tensor.cummax, Tensor.cummin, Tensor.msort, torch.msort),
 )
 def in_order(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """What needs all rows at once, or an order of them."""
     x, placed = _input(args, kwargs)
     if placed is None:
         return func(*args, **kwargs)
-    named = kwargs.get("dim", kwargs.get("axis"))
+    named = 0 if func.__name__ == "msort" else kwargs.get("dim", kwargs.get("axis"))
     if named is None:
         named = next((a for a in args[1:] if isinstance(a, int) and not isinstance(a, bool)), None)
     if func in (Tensor.topk, torch.topk, Tensor.kthvalue, torch.kthvalue):
