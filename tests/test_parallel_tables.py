@@ -188,7 +188,7 @@ def write(case, folder):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_training_equals_plain_pytorch(world_size, tmp_path):
     cases = CASES if world_size == 3 else CASES[world_size : world_size + 1]
     graphs = {case: write(case, tmp_path / case) for case in cases}

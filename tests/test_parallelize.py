@@ -154,7 +154,7 @@ def expected(folders):
     return {key: by_original_id([step]) for key, step in steps.items()}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_ranks_compute_what_one_process_computes(world_size, folders, expected):
     by_rank = run_ranks(all_steps, world_size, folders[1], list(NETS), timeout_s=100.0)
     for key, reference in expected.items():
