@@ -312,14 +312,18 @@ def split_in_groups(world):
     return group.rank, group.world_size, group.transport.world_ranks, int(total), alone.world_size
 
 
-@pytest.mark.parametrize("world_size", [3, 4])
-def test_groups_are_independent(world_size):
+def groups_of(world_size):
+    """Return what `split_in_groups` returns on each rank."""
     members = [tuple(r for r in range(world_size) if r % 2 == c) for c in (0, 1)]
-    expected = [
+    return [
         (r // 2, len(members[r % 2]), members[r % 2], sum(members[r % 2]), 1)
         for r in range(world_size)
     ]
-    assert run_ranks(split_in_groups, world_size) == expected
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_groups_are_independent(world_size):
+    assert run_ranks(split_in_groups, world_size) == groups_of(world_size)
 
 
 def refuse(world, case):

@@ -514,7 +514,7 @@ def called_in_turn(world, folder):
     model(rows, shard.edge_index)
     with pytest.raises(ConfigError, match="had rows of nodes in an earlier call"):
         model(torch.rand(shard.num_owned + 2, 3), shard.edge_index)
-    with pytest.raises(ConfigError, match=r"pass shard\.edge_index"):
+    with pytest.raises(ConfigError, match=r"shard\.edge_index"):
         model(rows, EdgeIndex(shard.edge_index))
 
 

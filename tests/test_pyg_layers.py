@@ -21,6 +21,7 @@ APART = {
     ("EGConv, several", "no edges"),
     ("EGConv, several", "isolated nodes"),
     ("SAGEConv, sorted", "no edges"),
+    ("models.EdgeCNN", "single node"),
 }
 QUICK = ("empty part", "duplicate edges")
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
-from gnn_dist.parallel.placement import Kind, Placement, mark
+from gnn_dist.parallel.placement import Kind, Placement, edge_list, mark
 from gnn_dist.shard.shard import Shard
 
 __all__ = ["Arguments"]
@@ -79,7 +79,7 @@ class Arguments:
         """Mark the tensors of the shard."""
         shard = self._shard
         ends = shard.edge_index
-        mark(ends, Placement(Kind.ENDS, 1, ends))
+        mark(ends, edge_list(ends))
         for rows in (shard.features, shard.y, *shard.masks.values()):
             if isinstance(rows, Tensor):
                 mark(rows, Placement(Kind.NODES, 0))
@@ -88,11 +88,6 @@ class Arguments:
                 mark(rows, Placement(Kind.EDGES, 0, ends))
 
     def _is_list(self, name: str, tensor: Tensor) -> bool:
-        if tensor.layout != torch.strided or type(tensor).__name__ in NO_LISTS:
-            raise ConfigError(
-                f"{name} is a {type(tensor).__name__} ({tensor.layout}): pass the graph as "
-                "shard.edge_index"
-            )
         if tensor is self._shard.edge_index:
             return True
         pairs = tensor.dtype == torch.int64 and tensor.dim() == 2 and tensor.size(0) == 2
@@ -117,7 +112,7 @@ class Arguments:
 
     def _placement(self, tensor: Tensor, kind: str, lists: list[Tensor]) -> Placement | None:
         if kind == ENDS:
-            return Placement(Kind.ENDS, 1, tensor)
+            return edge_list(tensor)
         if kind == NODES:
             return Placement(Kind.NODES, 0)
         if kind == SAME:
@@ -137,8 +132,12 @@ def _named(
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
     for name, value in given.items():
         for leaf in tree_leaves(value):
-            if type(leaf).__name__ in NO_LISTS:
-                raise ConfigError(f"{name} is a {type(leaf).__name__}: pass shard.edge_index")
+            sparse = isinstance(leaf, Tensor) and leaf.layout != torch.strided
+            if sparse or type(leaf).__name__ in NO_LISTS:
+                raise ConfigError(
+                    f"{name} is a {'sparse tensor' if sparse else type(leaf).__name__}: pass the "
+                    "graph as shard.edge_index"
+                )
             if isinstance(leaf, Tensor):
                 yield str(name), leaf
             elif hasattr(leaf, "edge_index") and hasattr(leaf, "to_dict"):

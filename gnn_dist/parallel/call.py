@@ -118,8 +118,8 @@ class Call:
 
     def count(self, rows: int) -> int:
         """Collective. Return a number of rows, summed over the ranks."""
-        total = torch.tensor([rows])
-        self.transport.all_reduce(total.to(self.world.device)).wait()
+        total = torch.tensor([rows], device=self.world.device)
+        self.transport.all_reduce(total).wait()
         return int(total)
 
     def next_key(self) -> DrawKey:

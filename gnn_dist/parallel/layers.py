@@ -192,6 +192,9 @@ def _weight(
     x = _source(kwargs.get("x"))
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.size(0) != call.num_owned:
         return None
+    rows = placement(x)
+    if rows is not None and (rows.kind is not Kind.NODES or rows.dim != 0):
+        return None  # as many rows by chance, on this rank
     if x.dim() < 2 or layer.node_dim % x.dim() != 0:
         return None
     if weight is not None and (
@@ -225,4 +228,4 @@ def _summed(
     block = Block(structure, call.next_exchange(exact=False))
     reduce = "sum" if layer.aggr == "add" else layer.aggr
     out = aggregate(_source(kwargs["x"]).contiguous(), block, reduce=reduce, weight=weight)
-    return mark(call.as_nodes(out, 0), placement(out))
+    return call.as_nodes(out, 0)

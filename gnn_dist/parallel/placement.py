@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Kind", "Placement", "mark", "placement"]
+__all__ = ["EDGE_LISTS", "Kind", "Placement", "edge_list", "mark", "placement"]
 
 MARK = "_gnn_dist_placement"
 
@@ -72,6 +72,22 @@ class Placement:
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return type(None), ()
+
+
+EDGE_LISTS = (Kind.ENDS, Kind.REVERSED)
+
+
+def edge_list(tensor: Tensor, kind: Kind = Kind.ENDS, *, turned: bool = False) -> Placement:
+    """Return the placement of an edge list (2, e).
+
+    Args:
+        tensor: The list.
+        kind: `ENDS` or `REVERSED`.
+        turned: Whether it is the other one of the two.
+    """
+    if turned:
+        kind = Kind.REVERSED if kind is Kind.ENDS else Kind.ENDS
+    return Placement(kind, 1, tensor if kind is Kind.ENDS else None)
 
 
 def placement(value: Any) -> Placement | None:

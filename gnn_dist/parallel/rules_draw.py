@@ -11,12 +11,9 @@ from gnn_dist.nn.norm import global_batch_norm
 from gnn_dist.ops.draws import dropout_by_id, uniform_by_id
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.placement import mark, placement
-from gnn_dist.parallel.tracing import rule
+from gnn_dist.parallel.tracing import Args, Kwargs, operand, rule
 
 __all__: list[str] = []
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 # What draws by position, always or in training, and so would depend on the partition.
 DRAWS = (
@@ -65,7 +62,7 @@ def rand(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(torch.rand_like, draws=True)
 def rand_like(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Uniform numbers, by id."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     dtype = kwargs.get("dtype") or x.dtype
     return mark(_uniform(call, mark(x.detach().to(dtype), placement(x))), placement(x))
 
@@ -73,7 +70,7 @@ def rand_like(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(torch.bernoulli, draws=True)
 def bernoulli(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Zeros and ones of given probabilities, by id."""
-    p = args[0] if args else kwargs["input"]
+    p = operand(args, kwargs)
     if len(args) > 1 or "p" in kwargs:
         draw(call, func, args, kwargs)
     return mark((_uniform(call, p.detach()) < p).to(p), placement(p))

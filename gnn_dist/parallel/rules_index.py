@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnn_dist.halo.node_rows import rows_of
 from gnn_dist.parallel.call import Call
-from gnn_dist.parallel.placement import Kind, Placement, mark, placement
+from gnn_dist.parallel.placement import EDGE_LISTS, Kind, Placement, edge_list, mark, placement
 from gnn_dist.parallel.tables import (
     holds_original_ids,
     read_embedding,
@@ -19,20 +19,18 @@ from gnn_dist.parallel.tables import (
     refuse_padding,
 )
 from gnn_dist.parallel.tracing import (
+    Args,
+    Kwargs,
     is_positional,
     is_rows,
     marked,
+    operand,
     refuse,
     rule,
     three,
 )
 
 __all__: list[str] = []
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
-
-ENDS = (Kind.ENDS, Kind.REVERSED)
 
 
 @rule(Tensor.__getitem__)
@@ -42,7 +40,7 @@ def getitem(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     placed = placement(x)
     if rows_of(x) is not None and holds_original_ids(index):
         return read_table(x, index, arange=True)
-    if placed is not None and placed.kind in ENDS:
+    if placed is not None and placed.kind in EDGE_LISTS:
         return _of_ends(call, func, x, index, placed)
     parts = index if isinstance(index, tuple) else (index,)
     if placed is None:
@@ -93,7 +91,7 @@ def _of_ends(call: Call, func: Any, x: Tensor, index: Any, placed: Placement) ->
     if isinstance(index, int):
         return _end(out, x, index % 2, placed.kind)
     if isinstance(index, list) and index == [1, 0]:
-        return mark(out, _turned(placed, out))
+        return mark(out, edge_list(out, placed.kind, turned=True))
     parts = index if isinstance(index, tuple) else (index,)
     if len(parts) == 2 and isinstance(parts[0], int):
         whole = _end(x.select(0, parts[0]), x, parts[0] % 2, placed.kind)
@@ -101,7 +99,7 @@ def _of_ends(call: Call, func: Any, x: Tensor, index: Any, placed: Placement) ->
     everything = parts[0] is Ellipsis or (isinstance(parts[0], slice) and parts[0] == slice(None))
     if len(parts) == 2 and everything and out.dim() == 2:
         kept = call.select_edges(x, parts[1], out)
-        return mark(out, Placement(placed.kind, 1, kept if placed.kind is Kind.ENDS else None))
+        return mark(out, edge_list(kept, placed.kind))
     return out
 
 
@@ -111,34 +109,26 @@ def _end(out: Tensor, ends: Tensor, which: int, kind: Kind) -> Tensor:
     return mark(out, Placement(kind_of_one, 0, ends if kind is Kind.ENDS else None))
 
 
-def _turned(placed: Placement, out: Tensor) -> Placement:
-    turned = Kind.REVERSED if placed.kind is Kind.ENDS else Kind.ENDS
-    return Placement(turned, 1, out if turned is Kind.ENDS else None)
-
-
 @rule(Tensor.select, torch.select, torch._C._VariableFunctions.select)
 def select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """One place of a dimension."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     dim = (args[1] if len(args) > 1 else kwargs["dim"]) % x.dim()
     at = args[2] if len(args) > 2 else kwargs["index"]
-    return (
-        getitem(call, Tensor.__getitem__, (x, (*[slice(None)] * dim, at)), {})
-        if dim
-        else (getitem(call, Tensor.__getitem__, (x, at), {}))
-    )
+    index = (*[slice(None)] * dim, at) if dim else at
+    return getitem(call, Tensor.__getitem__, (x, index), {})
 
 
 @rule(Tensor.unbind, torch.unbind)
 def unbind(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Every place of a dimension."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % x.dim()
     placed = placement(x)
     out = func(*args, **kwargs)
     if placed is None:
         return out
-    if placed.kind in ENDS and dim == 0:
+    if placed.kind in EDGE_LISTS and dim == 0:
         return tuple(_end(part, x, i, placed.kind) for i, part in enumerate(out))
     if placed.dim == dim and is_positional(placed):
         refuse(func, f"takes the rows of {placed.kind.value} one by one")
@@ -150,7 +140,7 @@ def unbind(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(Tensor.narrow, torch.narrow)
 def narrow(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A range of a dimension."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     dim = (args[1] if len(args) > 1 else kwargs["dim"]) % x.dim()
     placed = placement(x)
     out = func(*args, **kwargs)
@@ -190,7 +180,7 @@ def index_select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     x, dim, index = three(args, kwargs, ("input", "dim", "index"))
     dim %= max(x.dim(), 1)
     placed, by = placement(x), placement(index)
-    if placed is not None and placed.kind in ENDS:
+    if placed is not None and placed.kind in EDGE_LISTS:
         if dim == 1:
             return _of_ends(call, Tensor.__getitem__, x, (slice(None), index), placed)
         return func(x, dim, index)
@@ -216,7 +206,7 @@ def masked_select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(Tensor.nonzero, torch.nonzero, torch.argwhere, Tensor.argwhere)
 def nonzero(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Positions, which only serve to pick rows and to put them back."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     placed = placement(x)
     out = func(*args, **kwargs)
     if placed is None or placed.kind.by_edge:
@@ -292,13 +282,12 @@ def gather(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def _rows_to_read(call: Call, x: Tensor, placed: Placement, index: Tensor, func: Any) -> Tensor:
     """Return what an index of rows reads from: with halo rows where it holds sources."""
     by = placement(index)
-    if placed.kind is Kind.NODES and by is not None and by.kind is Kind.SOURCES:
+    kind = None if by is None else by.kind
+    if placed.kind is Kind.NODES and kind is Kind.SOURCES:
         return call.lift(x, placed.dim)
-    if index.dtype == torch.bool or placed.kind.by_edge:
-        return x
-    if by is not None and by.kind in (Kind.TARGETS, Kind.PICKED) and placed.kind is Kind.NODES:
-        return x
-    refuse(func, f"picks rows of {placed.kind.value} by position")
+    own = placed.kind is Kind.NODES and kind in (Kind.TARGETS, Kind.PICKED)
+    if not own and index.dtype != torch.bool and not placed.kind.by_edge:
+        refuse(func, f"picks rows of {placed.kind.value} by position")
     return x
 
 

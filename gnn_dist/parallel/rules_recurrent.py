@@ -7,12 +7,9 @@ import torch
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.placement import mark, placement
 from gnn_dist.parallel.rules_draw import draw
-from gnn_dist.parallel.tracing import marked, refuse, rule, tensors, without_rule
+from gnn_dist.parallel.tracing import Args, Kwargs, marked, refuse, rule, tensors, without_rule
 
 __all__: list[str] = []
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 @rule(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)

@@ -10,8 +10,11 @@ from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.extremes import extreme_of_rows
 from gnn_dist.parallel.placement import Kind, Placement, mark, placement
 from gnn_dist.parallel.tracing import (
+    Args,
+    Kwargs,
     is_positional,
     marked,
+    operand,
     refuse,
     rule,
     tensors,
@@ -19,9 +22,6 @@ from gnn_dist.parallel.tracing import (
 )
 
 __all__: list[str] = []
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 SUMS = (
     *(Tensor.sum, torch.sum, Tensor.nansum, torch.nansum),
@@ -88,7 +88,7 @@ def spread(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(*NORMS)
 def norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Norms of powers 1, 2 and infinity."""
-    x, placed = _input(args, kwargs, "x")
+    x, placed = _input(args, kwargs)
     if placed is None:
         return func(*args, **kwargs)
     power = kwargs.get("p", kwargs.get("ord", args[1] if len(args) > 1 else None))
@@ -108,10 +108,9 @@ def _norm(call: Call, func: Any, x: Tensor, over: tuple[list[int], bool], power:
         # The root of 0 has no gradient; that of PyTorch's norm is 0 there.
         some = squares > 0
         return mark(torch.where(some, torch.where(some, squares, 1.0).sqrt(), 0.0), None)
-    if power in (1, 1.0):
-        return mark(call.sum_over_ranks(x.abs().sum(dims, keepdim=keepdim)), None)
-    refuse(func, f"of power {power} over the rows of this rank is known")
-    return x
+    if power not in (1, 1.0):
+        refuse(func, f"of power {power} is known of the rows of this rank")
+    return mark(call.sum_over_ranks(x.abs().sum(dims, keepdim=keepdim)), None)
 
 
 @rule(F.normalize)
@@ -218,7 +217,7 @@ def order_of_ids(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def matmul(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A product of matrices, which may sum over the rows of all ranks."""
     names = ("weight", "other", "mat2", "vec", "tensor")
-    a: Tensor = args[0] if args else kwargs["input"]
+    a: Tensor = operand(args, kwargs)
     b: Tensor = args[1] if len(args) > 1 else next(kwargs[n] for n in names if n in kwargs)
     if func is Tensor.__rmatmul__:
         a, b = b, a
@@ -302,8 +301,8 @@ def group_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return without_rule(func, args, kwargs)
 
 
-def _input(args: Args, kwargs: Kwargs, other: str = "self") -> tuple[Tensor, Placement | None]:
-    x: Any = args[0] if args else kwargs.get("input", kwargs.get(other))
+def _input(args: Args, kwargs: Kwargs) -> tuple[Tensor, Placement | None]:
+    x = operand(args, kwargs)
     return x, placement(x)
 
 

@@ -14,19 +14,19 @@ from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.extremes import extreme_of_groups
 from gnn_dist.parallel.placement import Kind, Placement, mark, placement
 from gnn_dist.parallel.tracing import (
+    Args,
+    Kwargs,
     follow,
     function_name,
     is_rows,
     marked,
+    operand,
     refuse,
     rule,
     three,
 )
 
 __all__: list[str] = []
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 @rule(
@@ -98,7 +98,7 @@ def _pooled(
     """Rows of all ranks reduced into a few, equal on all ranks."""
     base, dim = into
     args, kwargs = given
-    sizes = torch.tensor([base.size(dim), -base.size(dim)])
+    sizes = torch.tensor([base.size(dim), -base.size(dim)], device=base.device)
     call.transport.all_reduce(sizes, "max").wait()
     if sizes[0] != -sizes[1]:
         refuse(func, f"reduces into {base.size(dim)} rows on this rank, others on others,")
@@ -107,18 +107,17 @@ def _pooled(
         rest = {k: v for k, v in kwargs.items() if k not in ("input", "self")}
         total = call.sum_over_ranks(getattr(Tensor, func.__name__)(fresh, *args[1:], **rest))
         return mark(base.add_(total) if func.__name__.endswith("_") else base + total, None)
-    if name in ("max", "min"):
-        _, _, index = three(args, kwargs, ("input", "dim", "index"))
-        source = args[3] if len(args) > 3 else kwargs["src"]
-        return mark(extreme_of_groups(call, source, index, name, into), None)
-    refuse(func, f"reduces ({name or 'without a reduction'}) rows of this rank into a few")
-    return base
+    if name not in ("max", "min"):
+        refuse(func, f"reduces ({name or 'without a reduction'}) rows of this rank into a few")
+    _, _, index = three(args, kwargs, ("input", "dim", "index"))
+    source = args[3] if len(args) > 3 else kwargs["src"]
+    return mark(extreme_of_groups(call, source, index, name, into), None)
 
 
 @rule(Tensor.bincount, torch.bincount)
 def bincount(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Counts by index."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     placed = placement(x)
     if placed is None:
         return func(*args, **kwargs)

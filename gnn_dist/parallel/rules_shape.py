@@ -9,13 +9,10 @@ from torch import Tensor
 
 from gnn_dist.errors import ConfigError
 from gnn_dist.parallel.call import Call
-from gnn_dist.parallel.placement import Kind, Placement, mark, placement
-from gnn_dist.parallel.tracing import follow, marked, refuse, reshaped, rule
+from gnn_dist.parallel.placement import EDGE_LISTS, Kind, Placement, edge_list, mark, placement
+from gnn_dist.parallel.tracing import Args, Kwargs, follow, marked, operand, refuse, reshaped, rule
 
 __all__: list[str] = []
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 def _getter(name: str) -> Any:
@@ -46,7 +43,7 @@ def same(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 )
 def view(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Other dimensions around the rows."""
-    tensor = args[0] if args else kwargs["input"]
+    tensor = operand(args, kwargs)
     placed = placement(tensor)
     if placed is None:
         return func(*args, **kwargs)
@@ -64,7 +61,7 @@ def view(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 def _empty_view(func: Any, args: Args, kwargs: Kwargs, placed: Placement) -> Tensor:
     """View no rows as a rank with rows does: a size of -1 follows from the other dimensions."""
-    tensor = args[0] if args else kwargs["input"]
+    tensor = operand(args, kwargs)
     sizes = args[1] if len(args) == 2 and isinstance(args[1], tuple | list) else args[1:]
     if func in (Tensor.view, Tensor.reshape, torch.reshape) and -1 in sizes and 0 in sizes:
         known = prod(n for n in sizes if n > 0)
@@ -91,7 +88,7 @@ def expand(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def unsqueeze(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """One dimension more."""
     out = func(*args, **kwargs)
-    tensor, dim = _arguments(args, kwargs, "dim")
+    tensor, dim = _with_dim(args, kwargs)
     placed = placement(tensor)
     if placed is None:
         return out
@@ -101,7 +98,7 @@ def unsqueeze(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(Tensor.squeeze, torch.squeeze)
 def squeeze(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Dimensions of size one less; never that of the rows, of which a rank may have one."""
-    tensor, dim = _arguments(args, kwargs, "dim")
+    tensor, dim = _with_dim(args, kwargs)
     placed = placement(tensor)
     if placed is None:
         return func(*args, **kwargs)
@@ -122,7 +119,7 @@ def squeeze(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def permute(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """The dimensions in another order."""
     out = func(*args, **kwargs)
-    tensor = args[0] if args else kwargs["input"]
+    tensor = operand(args, kwargs)
     placed = placement(tensor)
     if placed is None:
         return out
@@ -132,7 +129,7 @@ def permute(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     named = {} if args else {"input": shadow}
     turned = func(*((shadow, *args[1:]) if args else ()), **{**kwargs, **named})
     where = list(turned.shape).index(sizes[placed.dim])
-    if placed.kind in (Kind.ENDS, Kind.REVERSED):
+    if placed.kind in EDGE_LISTS:
         return mark(out, None if where == 0 else placed)
     return mark(out, placed.at(where))
 
@@ -180,8 +177,7 @@ def stack(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return out
     kinds = [placed.kind for placed in known]
     if dim == 0 and kinds in ([Kind.SOURCES, Kind.TARGETS], [Kind.TARGETS, Kind.SOURCES]):
-        kind = Kind.ENDS if kinds[0] is Kind.SOURCES else Kind.REVERSED
-        return mark(out, Placement(kind, 1, out if kind is Kind.ENDS else None))
+        return mark(out, edge_list(out, turned=kinds[0] is Kind.TARGETS))
     first = known[0].rows_only()
     return mark(out, first.at(first.dim + (dim <= first.dim)))
 
@@ -190,20 +186,16 @@ def stack(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 def turn_round(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Edges may be reversed; rows may not be moved."""
     out = func(*args, **kwargs)
-    tensor = args[0] if args else kwargs["input"]
+    tensor = operand(args, kwargs)
     placed = placement(tensor)
     if placed is None:
         return out
     name = "shifts" if func in (Tensor.roll, torch.roll) else "dims"
     dims = args[-1] if len(args) > 1 else kwargs.get("dims", kwargs.get(name))
     dims = [d % out.dim() for d in (dims if isinstance(dims, tuple | list) else [dims])]
-    if (
-        placed.kind in (Kind.ENDS, Kind.REVERSED)
-        and dims == [0]
-        and func in (*(Tensor.flip, torch.flip, torch.flipud),)
-    ):
-        turned = Kind.REVERSED if placed.kind is Kind.ENDS else Kind.ENDS
-        return mark(out, Placement(turned, 1, out if turned is Kind.ENDS else None))
+    flips = func in (Tensor.flip, torch.flip, torch.flipud)
+    if placed.kind in EDGE_LISTS and dims == [0] and flips:
+        return mark(out, edge_list(out, placed.kind, turned=True))
     if placed.dim in dims:
         refuse(func, f"moves the rows of {placed.kind.value}")
     return mark(out, placed.rows_only())
@@ -241,7 +233,7 @@ def numel(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     placed = placement(args[0])
     if count or placed is None:
         return count
-    if placed.kind in (Kind.ENDS, Kind.REVERSED):
+    if placed.kind in EDGE_LISTS:
         return call.num_owned
     is_index = placed.kind is Kind.NODES and args[0].dtype == torch.int64
     return int(is_index)  # the graph has nodes, if not here
@@ -259,7 +251,6 @@ def leave(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return func(*args, **kwargs)
 
 
-def _arguments(args: Args, kwargs: Kwargs, name: str) -> tuple[Tensor, Any]:
-    """Return a function's tensor and its second argument."""
-    tensor = args[0] if args else kwargs["input"]
-    return tensor, args[1] if len(args) > 1 else kwargs.get(name)
+def _with_dim(args: Args, kwargs: Kwargs) -> tuple[Tensor, Any]:
+    """Return a function's tensor and the dimension it is given."""
+    return operand(args, kwargs), args[1] if len(args) > 1 else kwargs.get("dim")

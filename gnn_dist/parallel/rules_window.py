@@ -12,12 +12,18 @@ from torch import Tensor
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.placement import placement
 from gnn_dist.parallel.rules_index import setitem
-from gnn_dist.parallel.tracing import marked, refuse, rule, three, without_rule
+from gnn_dist.parallel.tracing import (
+    Args,
+    Kwargs,
+    marked,
+    operand,
+    refuse,
+    rule,
+    three,
+    without_rule,
+)
 
 __all__: list[str] = []
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 def _named(*names: str) -> list[Any]:
@@ -42,7 +48,7 @@ FOURIER = [getattr(torch.fft, name) for name in torch.fft.__all__ if "freq" not 
 @rule(*WINDOWS)
 def window(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Convolutions and pooling: each row alone along rows only if the kernel has size one."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     placed = placement(x)
     if placed is None or placed.dim < x.dim() - WINDOWS[func]:
         return without_rule(func, args, kwargs)
@@ -66,7 +72,7 @@ def by_position(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(*_named("rot90"))
 def rotate(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Two dimensions turned."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     placed = placement(x)
     dims: Any = kwargs.get("dims", args[2] if len(args) > 2 else (0, 1))
     if placed is not None and placed.dim in [d % x.dim() for d in dims]:
@@ -82,23 +88,13 @@ def all_pairs(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return without_rule(func, args, kwargs)
 
 
-@rule(*_named("renorm", "renorm_"))
+@rule(*_named("renorm", "renorm_", "_weight_norm"))
 def renorm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Norms of all other dimensions."""
-    x = args[0] if args else kwargs["input"]
+    x = operand(args, kwargs)
     placed = placement(x)
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
+    dim: Any = kwargs.get("dim", args[2] if len(args) > 2 else 0)
     if placed is not None and placed.dim != dim % x.dim():
-        refuse(func, "normalises over this rank's rows alone")
-    return without_rule(func, args, kwargs)
-
-
-@rule(torch._weight_norm)
-def weight_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Norms of all other dimensions."""
-    placed = placement(args[0])
-    dim = kwargs.get("dim", args[2] if len(args) > 2 else 0)
-    if placed is not None and placed.dim != dim % args[0].dim():
         refuse(func, "normalises over this rank's rows alone")
     return without_rule(func, args, kwargs)
 
@@ -106,7 +102,7 @@ def weight_norm(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 @rule(F.pad, torch._C._nn.pad)
 def pad(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """More columns, but not more or fewer rows."""
-    x, amounts = (args[0] if args else kwargs["input"]), kwargs.get("pad", args[1:2])
+    x, amounts = operand(args, kwargs), kwargs.get("pad", args[1:2])
     amounts = amounts[0] if isinstance(amounts, tuple) and "pad" not in kwargs else amounts
     placed = placement(x)
     if placed is not None:

@@ -9,7 +9,7 @@ something that has no such rows is refused: it would have put this rank's rows t
 
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
@@ -20,18 +20,25 @@ from gnn_dist.parallel.placement import Kind, Placement, mark, placement
 
 __all__ = [
     "RULES",
+    "Args",
+    "Kwargs",
     "Rule",
     "Tracing",
     "follow",
     "function_name",
     "marked",
+    "operand",
     "refuse",
     "rule",
     "three",
 ]
 
-Rule = Callable[[Call, Any, tuple[Any, ...], dict[str, Any]], Any]
+# What a function is called with.
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Rule = Callable[[Call, Any, Args, Kwargs], Any]
 RULES: dict[Any, Rule] = {}
+OPERANDS = ("input", "self", "x")  # names of the tensor that a function works on
 DRAWS: set[Any] = set()  # those that apply even where all rows are known to be here
 
 
@@ -66,7 +73,7 @@ class Tracing(TorchFunctionMode):
         return without_rule(func, args, kwargs)
 
 
-def without_rule(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def without_rule(func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Call a function and mark what it returns as its arguments are."""
     out = func(*args, **kwargs)
     if not isinstance(out, Tensor | tuple | list):
@@ -87,7 +94,7 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors(value)
 
 
-def marked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, Placement]]:
+def marked(args: Args, kwargs: Kwargs) -> Iterator[tuple[Tensor, Placement]]:
     """Yield a function's arguments that have a mark."""
     for tensor in tensors((*args, *kwargs.values())):
         placed = placement(tensor)
@@ -134,7 +141,7 @@ def reshaped(out: Tensor, tensor: Tensor, dim: int) -> int | None:
     return None
 
 
-def refuse(func: Any, why: str) -> None:
+def refuse(func: Any, why: str) -> NoReturn:
     """Raise ConfigError about a function."""
     raise ConfigError(f"{function_name(func)} {why}, and not those of all ranks")
 
@@ -158,9 +165,13 @@ def is_positional(placed: Placement | None) -> bool:
     return placed is not None and placed.kind in (Kind.NODES, Kind.SOME)
 
 
-def three(
-    args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, str, str]
-) -> tuple[Any, Any, Any]:
+def operand(args: Args, kwargs: Kwargs) -> Tensor:
+    """Return the tensor that a function works on, given by position or by name."""
+    tensor: Tensor = args[0] if args else next(kwargs[n] for n in OPERANDS if n in kwargs)
+    return tensor
+
+
+def three(args: Args, kwargs: Kwargs, names: tuple[str, str, str]) -> tuple[Any, Any, Any]:
     """Return a function's first three arguments, by position or by name."""
     given = list(args[:3])
     given += [kwargs[name] for name in names[len(given) :]]
