@@ -88,8 +88,9 @@ def test_a_killed_rank_is_named_nothing_is_left_and_the_run_resumes(victim, part
     assert launcher.returncode == 1, err
     for rank in set(range(RANKS)) - {victim}:
         # Every rank that is left says which one it was.
-        [line] = [line for line in err.splitlines() if line.startswith(f"gnn-dist: rank {rank}: ")]
-        assert f"rank {victim} " in line
+        said = [line for line in err.splitlines() if line.startswith(f"gnn-dist: rank {rank}: ")]
+        assert len(said) == 1, err
+        assert f"rank {victim} " in said[0]
     assert "Traceback" not in err
     assert not [pid for pid in pids if alive(pid)]
     done = len(losses(run))

@@ -297,7 +297,9 @@ sys.exit(3)
 """
 
 
-def test_a_stopped_rank_is_not_waited_for_once_all_others_have_failed():
+def test_a_stopped_rank_is_not_waited_for_once_all_others_have_failed(monkeypatch):
+    monkeypatch.setattr("gnn_dist.launch.local.LAST_RANK_S", 1.0)
+    monkeypatch.setattr("gnn_dist.launch.local.KILL_AFTER_S", 0.5)
     start = time.monotonic()
     assert run_code(STOPPED, grace_s=60.0) == 3
     assert time.monotonic() - start < 15.0

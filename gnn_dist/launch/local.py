@@ -25,7 +25,9 @@ __all__ = ["launch_ranks", "threads_per_rank"]
 LOG = logging.getLogger(__name__)
 POLL_S = 0.05
 KILL_AFTER_S = 5.0  # from SIGTERM to SIGKILL
-LAST_RANK_S = 3.0  # for the last rank, once all others have ended after a failure
+# For the last rank, once all others have ended after a failure: on a machine with more ranks than
+# cores, or a slow disk, hearing of it and saying so takes seconds.
+LAST_RANK_S = 10.0
 INPUT_IS_WRONG = 2
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
