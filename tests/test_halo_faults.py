@@ -59,7 +59,7 @@ def train(world, folder, halo, where, fault):
                 begin = time.monotonic()
                 if world.rank == VICTIM and fault is not None:
                     arm(trainer, transport, where, fault)
-            report = trainer.full_batch.step(trainer.optimizer, epoch)
+            report = trainer.steps.step(trainer.optimizer, epoch)
             losses.append(report.loss)
             late_s = max(late_s, sum(count.late_s for count in report.halo.values()))
             trainer.evaluate()

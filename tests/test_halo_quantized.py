@@ -285,7 +285,7 @@ def trained(world, folder, policies, num_steps):
             model="gcn", layers=3, hidden=64, lr=0.01, tensorboard=False, halo=halo, dropout=0.0
         )
         trainer = gd.Trainer(config, load_shard(folder, world), world)
-        reports = [trainer.full_batch.step(trainer.optimizer, epoch) for epoch in range(num_steps)]
+        reports = [trainer.steps.step(trainer.optimizer, epoch) for epoch in range(num_steps)]
         losses[halo] = [report.loss for report in reports]
         # Features travel in the first step only.
         plan = trainer.shard.plan

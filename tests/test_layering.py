@@ -19,7 +19,7 @@ LAYERS = [
     {"convert", "report", "out_of_core"},
     {"comm", "profile"},
     {"halo"},
-    {"nn"},
+    {"nn", "sampling"},
     {"parallel"},
     {"train"},
     {"estimators"},

@@ -165,7 +165,8 @@ def test_the_run_folder_holds_what_others_read(parts, tmp_path):
     rows = rows_of(out)
     assert set(rows[0]) == {
         *("epoch", "loss", "train_metric", "val_metric", "test_metric", "epoch_s", "compute_s"),
-        *("halo_wait_s", "grad_sync_s", "halo_bytes", "halo_messages", "peak_rss_bytes", "halo"),
+        *("halo_wait_s", "batch_wait_s", "grad_sync_s", "halo_bytes", "halo_messages"),
+        *("peak_rss_bytes", "halo"),
     }
     assert [row["epoch"] for row in rows if row["val_metric"] is not None] == [4, 9, 11]
     best = max(
@@ -280,7 +281,7 @@ def test_progress_without_validation_nodes_keeps_the_last():
 def trained_on(world, folder, out):
     config = gd.TrainConfig(**{**FAST, "model": "gcn", "inductive": True, "out": str(out)})
     trainer = gd.Trainer(config, gd.load_shard(folder, world), world)
-    training = trainer.full_batch.training
+    training = trainer.steps.training
     return int(training.shard.num_owned), bool(training.task.masks["train"].all())
 
 

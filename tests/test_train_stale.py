@@ -39,7 +39,7 @@ def run(world, parts, out, options):
     trainer.fit()
     assert not world.transport.in_flight
     state = {name: value.numpy() for name, value in trainer.model.state_dict().items()}
-    return state, trainer.shard.node_id.numpy(), trainer.full_batch.predict().numpy()
+    return state, trainer.shard.node_id.numpy(), trainer.steps.predict().numpy()
 
 
 def train(parts, out, ranks=RANKS, **options):
@@ -64,7 +64,7 @@ def predict_alone(world, parts, out, state):
     config = gd.TrainConfig(**{**OPTIONS, "out": str(out)})
     trainer = gd.Trainer(config, gd.load_shard(parts, world), world)
     trainer.model.load_state_dict({name: torch.from_numpy(v) for name, v in state.items()})
-    return trainer.shard.node_id.numpy(), trainer.full_batch.predict().numpy()
+    return trainer.shard.node_id.numpy(), trainer.steps.predict().numpy()
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +187,10 @@ def test_without_a_rank_s_file_all_ranks_warm_up_again(kind, parts, whole, cut):
 def staleness_of_values(world, parts):
     config = gd.TrainConfig(**{**OPTIONS, "halo": "pipelined:warmup=1"})
     trainer = gd.Trainer(config, gd.load_shard(parts, world), world)
-    reports = [trainer.full_batch.step(trainer.optimizer, epoch) for epoch in range(3)]
-    trainer.full_batch.drain()
+    reports = [trainer.steps.step(trainer.optimizer, epoch) for epoch in range(3)]
+    trainer.steps.drain()
     changes = {}
-    for (direction, *_), value in trainer.full_batch.meter.change.items():
+    for (direction, *_), value in trainer.steps.meter.change.items():
         changes[direction] = max(float(value), changes.get(direction, 0.0))
     assert set(changes) == {"forward", "reverse"}
     assert reports[-1].staleness == changes["forward"] != changes["reverse"]
@@ -240,7 +240,7 @@ def overdue(world, parts, out):
             trainer._saved_at -= 1e6
         trainer.run_epoch()
         stamps.append(torch.load(path, weights_only=True)["epoch"] if path.exists() else None)
-    trainer.full_batch.drain()
+    trainer.steps.drain()
     trainer.close()
     return stamps
 

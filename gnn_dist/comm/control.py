@@ -92,7 +92,10 @@ class Control:
         self._hub_pid, self._hub_host = 0, ""
         self._over = threading.Event()
         self._ops, self._phase = 0, ""
-        self._waiting: str | None = None
+        # By thread: batches are made in one of their own, beside the one that trains.
+        self._waiting: dict[int, str] = {}
+        self._aside: set[int] = set()
+        self._needs_aside = False
         self._callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -156,11 +159,43 @@ class Control:
     def waiting(self, doing: str) -> Iterator[None]:
         """Mark this rank as blocked in an operation, as against busy by itself."""
         self._ops += 1
-        outer, self._waiting = self._waiting, doing
+        thread = threading.get_ident()
+        outer = self._waiting.get(thread)
+        self._waiting[thread] = doing
         try:
             yield
         finally:
-            self._waiting = outer
+            if outer is None:
+                del self._waiting[thread]
+            else:
+                self._waiting[thread] = outer
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Mark this thread as one that works ahead: its waiting does not hold up the rank."""
+        thread = threading.get_ident()
+        self._aside.add(thread)
+        try:
+            yield
+        finally:
+            self._aside.discard(thread)
+
+    @contextmanager
+    def needing_aside(self) -> Iterator[None]:
+        """Mark this rank as waiting for its own thread that works ahead, and for what that does."""
+        before, self._needs_aside = self._needs_aside, True
+        try:
+            yield
+        finally:
+            self._needs_aside = before
+
+    @property
+    def _blocked_in(self) -> str | None:
+        """The operation of other ranks that holds up this one; None while it is busy itself."""
+        waiting = dict(self._waiting)
+        aside = [waiting.pop(thread) for thread in list(self._aside) if thread in waiting]
+        held_up = [*waiting.values(), *(aside if self._needs_aside else ())]
+        return held_up[0] if held_up else None
 
     def on_failure(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Register what wakes a blocked operation; return a function that takes it back.
@@ -281,7 +316,7 @@ class Control:
                 return
 
     def _beat(self) -> None:
-        state: Message = {"ops": self._ops, "phase": self._phase, "waiting": self._waiting}
+        state: Message = {"ops": self._ops, "phase": self._phase, "waiting": self._blocked_in}
         self._send({"kind": "beat", **state})
 
     def _hear(self, message: Message) -> bool:

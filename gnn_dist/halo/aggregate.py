@@ -51,6 +51,9 @@ def aggregate(
 ) -> Tensor:
     """Collective. Reduce, for each destination, weight * x over its in-edges.
 
+    Of a block whose in-edges were drawn, a sum is what `Structure.represents` makes of it: right on
+    average. With `self_loops` that is in the weight (see `Structure.loop_edge_weight`).
+
     Args:
         x: (n, ...) rows of owned sources, or (num_src, ...) where the block has no exchange.
         block: The layer's graph. Where `x` is its constant, work and exchange are done once. Of a
@@ -87,7 +90,9 @@ def aggregate(
     if exchange is not None and exchange.is_alone:
         exchange = None
     dst = scale
-    if reduce == "mean":
+    if reduce == "sum" and structure.represents is not None and not self_loops:
+        dst = structure.represents if dst is None else dst[: block.num_dst] * structure.represents
+    elif reduce == "mean":
         dst = structure.loop_mean_scale if self_loops else structure.mean_scale
     base = None if onto is None else _apart(_flat(onto), x)
     if exchange is not None and exchange.clones is not None:

@@ -42,12 +42,15 @@ class Block:
             `x` already holds all sources' rows.
         constant: Rows that `x` may be in every step.
         ahead: Posts the rows that are to be aggregated before they are; None: `aggregate` does.
+        row_share: Floating (num_dst,), of a minibatch's block: one by how many ranks have the
+            destination, so that over all ranks each counts once. None where each is on one rank.
     """
 
     structure: Structure
     exchange: LayerExchange | None = None
     constant: Constant | None = None
     ahead: Ahead | None = None
+    row_share: Tensor | None = None
 
     def with_ahead(self) -> "Block":
         """Return the block for one aggregation, a sum or mean, whose rows leave ahead of it."""
@@ -102,6 +105,11 @@ class Block:
         """Number of destinations, the first ones, that no other rank has as destinations too."""
         clones = self.structure.clones
         return self.num_dst if clones is None else clones.num_roots
+
+    @property
+    def counted(self) -> int | Tensor:
+        """What of the destinations counts in statistics of all ranks; see `BatchNorm.forward`."""
+        return self.num_owned if self.row_share is None else self.row_share
 
     @property
     def num_rows_in(self) -> int:

@@ -18,6 +18,7 @@ __all__ = ["GCNConv", "GINConv", "Rows", "SAGEConv", "dense", "linear"]
 
 Rows = Tensor | SparseRows
 LINEAR = ("sum", "mean")  # reductions
+PRODUCT_COST = 0.1  # of a multiplication in a matrix product, relative to an element of a sum
 CONSTANT_WIDTH = 2  # memory for a sum that is kept, relative to the layer's output
 
 
@@ -45,6 +46,13 @@ def transforms_first(x: Rows, weight: Tensor, block: Block) -> bool:
     width, width_out = weight.size(1), weight.size(0)
     if block.is_constant(x):
         return width > CONSTANT_WIDTH * width_out
+    num_src, num_dst = block.structure.num_src, block.num_dst
+    if block.exchange is None and num_src > num_dst:
+        # A sampled block: what is transformed first are many more rows than what is summed.
+        nnz = block.structure.csr.nnz
+        first = PRODUCT_COST * num_src * width * width_out + nnz * width_out
+        after = PRODUCT_COST * num_dst * width * width_out + nnz * width
+        return first < after
     return width_out <= width
 
 

@@ -101,7 +101,7 @@ class GNN(nn.Module):
             if i < len(self.dropouts):
                 norm = self.norms[i]
                 rows = self.dropouts[i](
-                    norm(rows, block.num_owned) if isinstance(norm, BatchNorm) else rows,
+                    norm(rows, block.counted) if isinstance(norm, BatchNorm) else rows,
                     block.dst_id,
                     bias=late,
                     relu=True,

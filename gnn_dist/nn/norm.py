@@ -21,12 +21,13 @@ class BatchNorm(nn.BatchNorm1d):
         super().__init__(num_features)
         self.transport = transport
 
-    def forward(self, x: Tensor, num_owned: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, counted: int | Tensor | None = None) -> Tensor:
         """Collective. Normalise rows.
 
         Args:
             x: (n, num_features), owned rows, or more.
-            num_owned: How many of them, the first ones, the statistics are of; None for all.
+            counted: How many of them, the first ones, the statistics are of; or (n,), how much each
+                row counts, where several ranks have the same one; None for all.
         """
         if not self.training or self.transport is None:
             return super().forward(x)
@@ -39,7 +40,7 @@ class BatchNorm(nn.BatchNorm1d):
             momentum=self._weight_of_new(),
             eps=self.eps,
             transport=self.transport,
-            num_owned=num_owned,
+            counted=counted,
         )
 
     def _weight_of_new(self) -> float:
@@ -57,7 +58,7 @@ def global_batch_norm(
     momentum: float,
     eps: float,
     transport: Transport,
-    num_owned: int | None = None,
+    counted: int | Tensor | None = None,
 ) -> Tensor:
     """Collective. Normalise rows by mean and variance over the owned rows of all ranks.
 
@@ -68,21 +69,29 @@ def global_batch_norm(
         momentum: Weight of the new statistics.
         eps: Added to the variance.
         transport: The ranks.
-        num_owned: How many rows of this rank are owned; None for all.
+        counted: As in `BatchNorm.forward`.
 
     Returns:
         (n, F), differentiable; the backward is collective too.
     """
     dtype = x.dtype
     x = x.to(torch.promote_types(dtype, torch.float32))
-    num_owned = x.size(0) if num_owned is None else num_owned
-    count = torch.tensor([float(num_owned)], dtype=torch.float64, device=x.device)
+    share = counted.to(x.dtype).unsqueeze(1) if isinstance(counted, Tensor) else None
+    owned = slice(counted if isinstance(counted, int) else x.size(0))
+    here = x[owned].size(0) if share is None else float(share.sum(dtype=torch.float64))
+    count = torch.tensor([float(here)], dtype=torch.float64, device=x.device)
     transport.all_reduce(count).wait()
     total = max(count.item(), 1.0)
-    mean = all_reduce_sum(x[:num_owned].sum(0), transport) / total
+
+    def mean_of(values: Tensor) -> Tensor:
+        """Collective. Return the mean over the rows of all ranks, each counted once."""
+        rows = values[owned] if share is None else values * share
+        return all_reduce_sum(rows.sum(0), transport) / total
+
+    mean = mean_of(x)
     centred = x - mean
     # Two passes: the variance of centred values loses no digits to a large mean.
-    variance = all_reduce_sum(centred[:num_owned].square().sum(0), transport) / total
+    variance = mean_of(centred.square())
     _update(running, mean.detach(), variance.detach() * (total / max(total - 1.0, 1.0)), momentum)
     out = centred * (variance + eps).rsqrt()
     weight, bias = affine

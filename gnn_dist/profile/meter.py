@@ -11,10 +11,11 @@ from typing import Protocol, SupportsFloat
 
 from gnn_dist.profile.trace import Trace
 
-__all__ = ["GRAD_SYNC", "HALO_WAIT", "HaloCount", "Lane", "Meter", "peak_rss_bytes"]
+__all__ = ["BATCH_WAIT", "GRAD_SYNC", "HALO_WAIT", "HaloCount", "Lane", "Meter", "peak_rss_bytes"]
 
 HALO_WAIT = "halo_wait"
 GRAD_SYNC = "grad_sync"
+BATCH_WAIT = "batch_wait"
 
 Lane = tuple[int, str]  # a layer and a direction
 
@@ -85,6 +86,10 @@ class Meter:
     def halo_messages(self) -> int:
         """Messages sent in exchanges."""
         return sum(count.messages for count in self.halo.values())
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Add time that was measured elsewhere to a phase."""
+        self._seconds[phase] += seconds
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -86,6 +86,8 @@ class Structure:
         num_in_edges: int64 (num_src,), in-edges of each source in the whole graph, or None if only
             those of destinations are known.
         clones: Of a vertex-cut over several ranks; None where destinations have all in-edges here.
+        represents: float64 (num_dst,), of a structure that was drawn: how many in-edges of the
+            whole graph each drawn one stands for, so that sums are right on average. None for ones.
     """
 
     csr: CSR
@@ -95,6 +97,7 @@ class Structure:
     symmetric: bool = False
     num_in_edges: Tensor | None = None
     clones: Clones | None = None
+    represents: Tensor | None = None
 
     @property
     def num_dst(self) -> int:
@@ -158,8 +161,20 @@ class Structure:
     def loop_edge_weight(self) -> Tensor | None:
         """(nnz,) weights of `with_self_loops`; a new loop has 1, an old one keeps its own.
 
-        None without edge weights: all are 1.
+        Of a structure that was drawn, times what each edge but a loop represents. None if all
+        are 1.
         """
+        if self.represents is None:
+            return self._loop_weight
+        csr = self.with_self_loops.csr
+        weight = self._loop_weight
+        stands = self.represents.index_select(0, csr.rows)
+        stands = torch.where(csr.indices == csr.rows, torch.ones_like(stands), stands)
+        return stands.float() if weight is None else weight * stands.to(weight.dtype)
+
+    @cached_property
+    def _loop_weight(self) -> Tensor | None:
+        """(nnz,) weights of `with_self_loops` alone."""
         if self.edge_weight is None:
             return None
         csr, position = self.with_self_loops
@@ -202,6 +217,7 @@ class Structure:
             edge_weight=None if self.edge_weight is None else self.edge_weight.to(device),
             num_in_edges=None if self.num_in_edges is None else self.num_in_edges.to(device),
             clones=None if self.clones is None else self.clones.to(device),
+            represents=None if self.represents is None else self.represents.to(device),
         )
 
 

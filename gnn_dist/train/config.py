@@ -13,6 +13,7 @@ from gnn_dist.halo.policy import HaloPolicy
 __all__ = [
     "CONFIG_FILE",
     "Backend",
+    "BatchConfig",
     "DataConfig",
     "LoopConfig",
     "ModelConfig",
@@ -104,7 +105,7 @@ class LoopConfig:
     """How long, and what is watched."""
 
     epochs: int = 200
-    """Passes over the graph."""
+    """Passes over the training nodes."""
     eval_every: int = 1
     """Epochs between evaluations."""
     patience: int = 0
@@ -121,6 +122,48 @@ class LoopConfig:
         _at_least(self, 1, "epochs", "eval_every", "checkpoint_every")
         _at_least(self, 0, "patience")
         _inside(self, 0, 2**63 - 1, "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """Full-batch or minibatches, and which."""
+
+    mode: Literal["full", "minibatch"] = "full"
+    """One update an epoch from the whole graph, or one for each batch of training nodes."""
+    batch_size: int = 1024
+    """Training nodes of a batch, of all ranks together (minibatch)."""
+    num_neighbors: str = "10"
+    """Neighbours drawn, from the last layer to the first, as 15,10,5; -1 for all (minibatch)."""
+    replace: bool = False
+    """Draw neighbours with repetitions (minibatch)."""
+    drop_last: bool = False
+    """Leave out the last batch of an epoch if it is smaller (minibatch)."""
+
+    def check(self) -> None:
+        """Raise ConfigError for values that cannot work."""
+        _at_least(self, 1, "batch_size")
+        self.fanout()
+
+    def fanout(self) -> tuple[int, ...]:
+        """Return the neighbours to draw in each layer, that next to the output first."""
+        layers = getattr(self, "layers", 0)
+        try:
+            numbers = tuple(int(word) for word in str(self.num_neighbors).split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or any(k < -1 for k in numbers):
+            raise ConfigError(
+                "num_neighbors must be numbers joined by commas, -1 for all neighbours, got "
+                f"{self.num_neighbors!r}: such as --num-neighbors 15,10"
+            )
+        if len(numbers) == 1:
+            return numbers * max(1, layers)
+        if len(numbers) != layers and self.mode == "minibatch":
+            raise ConfigError(
+                f"num_neighbors must have one number for each of {layers} layers, got "
+                f"{self.num_neighbors}: change --num-neighbors or --layers"
+            )
+        return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +184,10 @@ class RunConfig:
     """Leave out of training, layer by layer, what the loss does not depend on; exact."""
     profile_skew: bool = False
     """Tell waiting for ranks that are late from transfer, at the cost of small messages."""
+    bulk: int = 4
+    """Batches that are sampled and fetched in one round of messages (minibatch)."""
+    prefetch: int = 2
+    """Batches that may lie ready ahead of use (minibatch); 0: none."""
     timeout: float = 300.0
     """Seconds to wait for another rank before giving up."""
     verify: bool = True
@@ -155,6 +202,8 @@ class RunConfig:
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
         HaloPolicy.parse(self.halo)
+        _at_least(self, 1, "bulk")
+        _at_least(self, 0, "prefetch")
         if not 0.0 < self.grad_share <= 1.0:
             raise ConfigError(
                 f"grad_share must lie in (0, 1], got {self.grad_share}: change --grad-share"
@@ -171,7 +220,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(RunConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
+class TrainConfig(RunConfig, BatchConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
     """Everything about a training run but the graph.
 
     Raises:
@@ -188,12 +237,12 @@ class TrainConfig(RunConfig, LoopConfig, DataConfig, OptimConfig, ModelConfig):
                 raise ConfigError(
                     f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}"
                 )
-        for group in (ModelConfig, OptimConfig, DataConfig, LoopConfig, RunConfig):
+        for group in (ModelConfig, OptimConfig, DataConfig, LoopConfig, BatchConfig, RunConfig):
             group.check(self)
 
     def mathematics(self) -> dict[str, object]:
         """Return the fields that decide what is computed, which a resumed run may not change."""
-        groups = (ModelConfig, OptimConfig, DataConfig)
+        groups = (ModelConfig, OptimConfig, DataConfig, BatchConfig)
         names = [field.name for group in groups for field in fields(group)]
         return {name: getattr(self, name) for name in [*names, "seed", "precision"]}
 

@@ -11,7 +11,7 @@ from gnn_dist.train.steps import StepReport, Steps
 
 __all__ = ["Agreed", "over_ranks"]
 
-TIMES = ("epoch_s", "compute_s", "halo_wait_s", "grad_sync_s")
+TIMES = ("epoch_s", "compute_s", "halo_wait_s", "batch_wait_s", "grad_sync_s")
 SUMS = ("halo_bytes", "halo_messages")
 
 

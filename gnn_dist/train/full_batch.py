@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,54 +18,14 @@ from gnn_dist.halo.prune import active_layers
 from gnn_dist.nn.conv import Rows
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
-from gnn_dist.profile.meter import GRAD_SYNC, Meter
+from gnn_dist.profile.meter import GRAD_SYNC
 from gnn_dist.shard.plan import HaloPlan
 from gnn_dist.shard.shard import Shard
 from gnn_dist.train.gradients import GradientSync
-from gnn_dist.train.halo_files import Keeper
-from gnn_dist.train.steps import StepReport, Steps, TrainingSet
+from gnn_dist.train.ready import ReadySteps, exact_blocks, shard_blocks
+from gnn_dist.train.steps import StepReport, TrainingSet
 
 __all__ = ["FullBatch", "StepReport", "TrainingSet", "exact_blocks", "shard_blocks"]
-
-
-def shard_blocks(
-    shard: Shard, exchanges: ExchangeMaker, constant: Constant | None, *, layers: int
-) -> list[Block]:
-    """Return the blocks of a model of some layers on a shard: one structure, an exchange each.
-
-    Args:
-        shard: The shard.
-        exchanges: Makes its exchanges.
-        constant: Rows of the first layer that are the same in every step.
-        layers: How many.
-    """
-    return [
-        Block(shard.structure, exchanges.at(layer), constant if layer == 0 else None)
-        for layer in range(layers)
-    ]
-
-
-def exact_blocks(
-    shard: Shard,
-    transport: Transport,
-    *,
-    layers: int,
-    halo: HaloPolicy | str = "overlap",
-    meter: Meter | None = None,
-) -> list[Block]:
-    """Return the blocks of a model whose features, as rows of the first layer, are constant.
-
-    Args:
-        shard: The shard.
-        transport: The ranks.
-        layers: How many.
-        halo: An exact policy.
-        meter: Where bytes and waiting are counted.
-    """
-    exchanges = ExchangeMaker(shard.plan, transport, halo, meter=meter)
-    features = shard.features
-    constant = Constant(features, exchanges.at(0)) if isinstance(features, Tensor) else None
-    return shard_blocks(shard, exchanges, constant, layers=layers)
 
 
 MakerOf = Callable[..., ExchangeMaker]
@@ -140,24 +99,11 @@ def active_pass(
     return TrainingPass(features, blocks, task.y[outputs], torch.ones_like(outputs).bool())
 
 
-class FullBatch(Steps):
-    """Steps and predictions of a model over the shards of all ranks.
-
-    Args:
-        model: Takes `(features, blocks)`.
-        shard: This rank's shard, which predictions are made on. With features in bfloat16, layers
-            compute in it by autocast.
-        world: The ranks.
-        halo: The halo policy of training. Predictions, and what is made of features once, are
-            exact.
-        training: What steps are made on.
-        seed: Of dropout, and of what the halo policy draws.
-        gradients: How the parameters' gradients are summed; by default exactly, in one message.
+class FullBatch(ReadySteps):
+    """Steps of a model over all nodes at once. See `ReadySteps` for the arguments.
 
     Attributes:
-        meter: Counts what a step does, from its beginning.
         exchanges: What makes those of training, which may hold rows from step to step.
-        gradients: Sums those of the parameters, and may send a part of them in later steps.
     """
 
     def __init__(
@@ -171,50 +117,27 @@ class FullBatch(Steps):
         seed: int,
         gradients: GradientSync | None = None,
     ) -> None:
-        super().__init__(model, shard, world, training=training)
-        self.model: GNN = model
-        self.seed, self.clock = seed, Clock(seed)
-        exact = partial(
-            exact_blocks,
-            transport=world.transport,
-            layers=model.num_blocks,
-            halo=halo.for_evaluation,
-            meter=self.meter,  # reset before a step: of its constant rows it counts the first time
+        super().__init__(
+            model, shard, world, training=training, halo=halo, seed=seed, gradients=gradients
         )
-        self._exact_blocks = exact(shard)
-        same = self._exact_blocks if training.shard is shard else exact(training.shard)
+        self.clock = Clock(seed)
+        is_whole = training.shard is shard
+        same = self._exact_blocks if is_whole else self._blocks_of(training.shard)
         pass_of = active_pass if training.prune else whole_pass
         self._train = pass_of(training, self._exchanges_of, halo, same, world.transport)
-        self.gradients = gradients or GradientSync(model, world.transport)
 
-    @property
-    def layers(self) -> range:
-        """One for each convolution."""
-        return range(self.model.num_blocks)
-
-    @property
-    def keepers(self) -> list[Keeper]:
-        """Exchanges, and what of gradients is still to be sent."""
-        return [*self.exchanges, self.gradients]
-
-    def _differentiate(self, optimizer: Optimizer, epoch: int) -> float:
-        """Collective. Set the parameters' gradients; return the loss of all ranks."""
-        del optimizer  # gradients are views of one buffer, which is set to zero
+    def _train_epoch(self, optimizer: Optimizer, epoch: int) -> float:
+        """Collective. Update the parameters once; return the loss of all ranks."""
         self.model.train()
         set_step(self.model, seed=self.seed, step=epoch)
         self.clock.begin(epoch)
         loss = self._loss()
-        self.gradients.begin(loss.detach())
+        self.gradients.begin(loss.detach())  # gradients are views of one buffer, set to zero
         loss.backward()  # type: ignore[no-untyped-call]
         with self.meter.timed(GRAD_SYNC):
-            return self.gradients.finish()
-
-    @torch.no_grad()
-    def predict(self) -> Tensor:
-        """Collective. Return logits (n, C) of the owned nodes, exactly, without dropout."""
-        self.model.eval()
-        out = self._logits(self.shard.required_features, self._exact_blocks)
-        return out.to(torch.promote_types(out.dtype, torch.float32))
+            total = self.gradients.finish()
+        self._update(optimizer, total, epoch)
+        return total
 
     def _loss(self) -> Tensor:
         """Collective. Return this rank's share; logits do not outlive it but for the backward."""
@@ -227,11 +150,3 @@ class FullBatch(Steps):
         made = ExchangeMaker(plan, self.world.transport, policy, clock=self.clock, meter=self.meter)
         self.exchanges.append(made)
         return made
-
-    def _logits(self, features: Rows, blocks: list[Block]) -> Tensor:
-        """Collective. Return the model's output for owned nodes, in 16 bits where rows are."""
-        half = features.dtype == torch.bfloat16  # then products and their rows are, too
-        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=half):
-            out: Tensor = self.model(features, blocks)
-        # Other clones of a vertex-cut have the same output as the roots, and must not count.
-        return out[: blocks[-1].num_owned]

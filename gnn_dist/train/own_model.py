@@ -69,6 +69,12 @@ class OwnModel(Steps):
         self._whole.eval()
         return self._outputs(self._whole, self.shard).detach()
 
+    def _train_epoch(self, optimizer: Optimizer, epoch: int) -> float:
+        """Collective. Update the parameters once; return the loss of all ranks."""
+        total = self._differentiate(optimizer, epoch)
+        self._update(optimizer, total, epoch)
+        return total
+
     def _differentiate(self, optimizer: Optimizer, epoch: int) -> float:
         """Collective. Set the parameters' gradients; return the loss of all ranks."""
         task = self.training.task

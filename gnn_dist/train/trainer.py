@@ -33,6 +33,7 @@ from gnn_dist.train.full_batch import FullBatch
 from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.halo_files import HaloFiles
 from gnn_dist.train.metrics import make_metric
+from gnn_dist.train.mini_batch import MiniBatch
 from gnn_dist.train.models import ROW_DTYPES, load_model, make_model, place_model
 from gnn_dist.train.optim import make_optimizer, make_scheduler
 from gnn_dist.train.own_model import OwnModel, check_own_model
@@ -49,7 +50,7 @@ LINES_PER_RUN = 20  # log lines of a run without a progress bar
 
 
 class Trainer:
-    """Collective. One full-batch training run.
+    """Collective. One training run, full-batch or in minibatches.
 
     `fit` is the whole loop. A loop of one's own is made of the same steps:
 
@@ -100,15 +101,15 @@ class Trainer:
         )
         self._metric = make_metric(self.task)
         self.metric = self._metric.name
-        self.full_batch = self._steps_of(model)
-        self.model = self.full_batch.model
-        self.full_batch.meter.separates_skew = config.profile_skew
+        self.steps = self._steps_of(model)
+        self.model = self.steps.model
+        self.steps.meter.separates_skew = config.profile_skew
         self.optimizer = make_optimizer(self.model.parameters(), config)
         self.scheduler = make_scheduler(self.optimizer, config, config.epochs)
         self.progress = Progress()
         self.stopped = self._stop_wanted = self._keeps = False
         self._folder: RunFolder | None = None
-        self._halo_files = HaloFiles(self.full_batch.keepers, world)
+        self._halo_files = HaloFiles(self.steps.keepers, world)
         self._saved_at = time.monotonic()
         if config.resume:
             self._restore(read_checkpoint(config.resume, world))
@@ -144,7 +145,7 @@ class Trainer:
                 self._report(rows[-1], bar)
             if self._keeps:
                 self.save()
-            self.full_batch.drain()
+            self.steps.drain()
             summary = self._summary(rows)
             self._tell("on_fit_end", summary)
             if self._folder is not None:
@@ -170,7 +171,7 @@ class Trainer:
         Raises:
             GnnDistError: On every rank, if the loss is not finite.
         """
-        report = self.full_batch.step(self.optimizer, self.progress.epoch)
+        report = self.steps.step(self.optimizer, self.progress.epoch)
         self.scheduler.step()
         self.progress.epoch += 1
         self._tell("on_step_end", report)
@@ -178,7 +179,7 @@ class Trainer:
 
     def predict(self) -> Tensor:
         """Collective. Return the model's output (n, C) for owned nodes, exactly, no dropout."""
-        return self.full_batch.predict()
+        return self.steps.predict()
 
     def evaluate(self) -> dict[str, float]:
         """Collective. Return the metric of every split with the present parameters.
@@ -242,6 +243,15 @@ class Trainer:
             encoding=config.grad_encoding,
             share=config.grad_share,
         )
+        if config.mode == "minibatch":
+            return MiniBatch(
+                model,
+                self.shard,
+                world,
+                training=training,
+                config=config,
+                gradients=gradients,
+            )
         return FullBatch(
             model,
             self.shard,
@@ -266,7 +276,7 @@ class Trainer:
         """Collective. Return the row, and whether a checkpoint is overdue."""
         overdue = time.monotonic() - self._saved_at > CHECKPOINT_S
         wishes = Agreed(overdue, self._stop_wanted)
-        more, agreed = over_ranks(report, self.full_batch, self.world, wishes)
+        more, agreed = over_ranks(report, self.steps, self.world, wishes)
         self.stopped = agreed.stop
         scores = scores or dict.fromkeys(self.task.masks, float("nan"))
         row = {
@@ -328,7 +338,7 @@ class Trainer:
             return Path(self.config.resume)
         if self.config.out:
             return Path(self.config.out)
-        own = isinstance(self.full_batch, OwnModel)
+        own = isinstance(self.steps, OwnModel)
         name = type(self.model).__name__.lower() if own else self.config.model
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         return Path("runs") / f"{self.shard.meta.dataset}-{name}-{stamp}"

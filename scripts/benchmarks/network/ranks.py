@@ -157,7 +157,7 @@ def trainer_step(
     """Return a function that runs an epoch under a policy and returns what it measured."""
     config = gd.TrainConfig(halo=policy, tensorboard=False, **spec["model"])
     trainer = gd.Trainer(config, shard, world)
-    meter, epoch = trainer.full_batch.meter, itertools.count()
+    meter, epoch = trainer.steps.meter, itertools.count()
     meter.separates_skew = spec["profile_skew"] and not isinstance(world.transport, Wrapped)
 
     def step() -> dict[str, Any]:
@@ -167,7 +167,7 @@ def trainer_step(
         meter.trace = spans if trace is not None or isinstance(world.transport, Silent) else None
         reset_peak_memory()
         start = time.perf_counter()
-        report = trainer.full_batch.step(trainer.optimizer, next(epoch))
+        report = trainer.steps.step(trainer.optimizer, next(epoch))
         spans.add("epoch", start, time.perf_counter())
         late_s = sum(count.late_s for count in report.halo.values())
         return {

@@ -1,0 +1,1 @@
+"""Minibatches: seeds, neighbours drawn over all shards, rows of features, in order and ahead."""
