@@ -203,7 +203,7 @@ def test_options_are_checked():
         ({"num_neighbors": "5,4,3"}, "one number for each of 2 layers"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"bulk": 0}, "bulk must be at least 1"),
-        ({"prefetch": -1}, "prefetch must be at least 0"),
+        ({"prefetch": -2}, "prefetch must be at least -1"),
     ]:
         with pytest.raises(ConfigError, match=message):
             gd.TrainConfig(mode="minibatch", **options)

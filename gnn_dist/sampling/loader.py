@@ -22,6 +22,7 @@ from gnn_dist.shard.shard import Shard
 __all__ = ["LoaderOptions", "NodeLoader"]
 
 FEATURE_CHANNEL, LABEL_CHANNEL = 1, 2
+AHEAD = 2
 SUM_TABLES = ("degree", "in_edges")
 
 
@@ -37,7 +38,9 @@ class LoaderOptions:
         seed: Of the order and of the draws.
         bulk: Batches that are sampled and fetched in one round of messages. An epoch begins with
             smaller rounds, so that its first batch is there soon.
-        ahead: Batches that may lie ready; 0 makes each when it is asked for, without a thread.
+        ahead: Batches that may lie ready, made by a thread; 0 makes them when they are asked for.
+            -1 is 2 where something else than this process's cores works or is waited for: a GPU,
+            or other ranks. On one CPU a thread would only take time from the model's.
         sums: Blocks know degrees and edge weights of the whole graph, for layers that add up over
             in-edges (GCN, GIN, sums of GraphSAGE): what they get is right on average.
         shares: Blocks know how many ranks have each node, for batch norm.
@@ -52,16 +55,22 @@ class LoaderOptions:
     replace: bool = False
     seed: int = 0
     bulk: int = 4
-    ahead: int = 2
+    ahead: int = -1
     sums: bool = True
     shares: bool = True
     edges: bool = False
 
     def __post_init__(self) -> None:
-        if self.bulk < 1 or self.ahead < 0:
+        if self.bulk < 1 or self.ahead < -1:
             raise ConfigError(
-                f"bulk must be at least 1 and ahead at least 0, got {self.bulk} and {self.ahead}"
+                f"bulk must be at least 1 and ahead at least -1, got {self.bulk} and {self.ahead}"
             )
+
+    def ahead_on(self, world: World) -> int:
+        """Return how many batches may lie ready."""
+        if self.ahead >= 0:
+            return self.ahead
+        return 0 if world.world_size == 1 and world.device.type == "cpu" else AHEAD
 
 
 class NodeLoader:
@@ -145,10 +154,11 @@ class NodeLoader:
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Collective. Yield the batches of some epoch; to be exhausted, or no rank goes on."""
         self.wait_s = 0.0
-        if self.options.ahead == 0:
+        ahead = self.options.ahead_on(self.world)
+        if ahead == 0:
             yield from self._timed(self._made(epoch))
             return
-        with Prefetch(lambda: self._made_aside(epoch), ahead=self.options.ahead) as ready:
+        with Prefetch(lambda: self._made_aside(epoch), ahead=ahead) as ready:
             yield from self._timed(iter(ready))
 
     def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -186,8 +186,8 @@ class RunConfig:
     """Tell waiting for ranks that are late from transfer, at the cost of small messages."""
     bulk: int = 4
     """Batches that are sampled and fetched in one round of messages (minibatch)."""
-    prefetch: int = 2
-    """Batches that may lie ready ahead of use (minibatch); 0: none."""
+    prefetch: int = -1
+    """Batches that may lie ready ahead of use (minibatch); 0: none; -1: 2, where that helps."""
     timeout: float = 300.0
     """Seconds to wait for another rank before giving up."""
     verify: bool = True
@@ -203,7 +203,7 @@ class RunConfig:
         """Raise ConfigError for values that cannot work."""
         HaloPolicy.parse(self.halo)
         _at_least(self, 1, "bulk")
-        _at_least(self, 0, "prefetch")
+        _at_least(self, -1, "prefetch")
         if not 0.0 < self.grad_share <= 1.0:
             raise ConfigError(
                 f"grad_share must lie in (0, 1], got {self.grad_share}: change --grad-share"
