@@ -10,10 +10,13 @@ import torch
 from awkward import AWKWARD, awkward_case, awkward_cases
 
 from gnn_dist.comm.world import World
+from gnn_dist.datasets import load_dataset
 from gnn_dist.errors import ConfigError
 from gnn_dist.graph import graph_from_edges
 from gnn_dist.halo.load import load_shard
 from gnn_dist.partition import Partition
+from gnn_dist.partitioners import partition_graph
+from gnn_dist.sampling.access import access_probability
 from gnn_dist.sampling.loader import LoaderOptions, NodeLoader, expected_cost
 from gnn_dist.sampling.neighbor import Fanout, make_sampler
 from gnn_dist.sampling.prefetch import Prefetch
@@ -308,3 +311,63 @@ def test_weights_decide_what_is_drawn(tmp_path):
     sampler = make_sampler(topology, Fanout((2,)), world.transport, weight=weight)
     [sample] = sampler.sample([torch.tensor([0])], [0])
     assert sample.n_id.tolist() == [0, 3, 6]
+
+
+def measured_and_expected(world, folder, cache_rows):
+    """Hit rates of an epoch, and the best that any cache of that size could have had."""
+    shard = load_shard(folder, world)
+    loader = NodeLoader(
+        shard,
+        world,
+        [4, 3],
+        batch_size=64,
+        input_nodes=shard.node_id % 2 == 0,
+        sums=False,
+        cache_bytes=cache_rows * (4 * shard.x.size(1) + 8),  # and the original id
+    )
+    first, end = loader._store._first, loader._store._end
+    remote = []
+    real = loader._store.locate
+    loader._store.locate = lambda nodes: (remote.extend(nodes), real(nodes))[1]
+    for _ in range(4):
+        list(loader)
+    ids = torch.cat(remote)
+    uses = torch.bincount(ids[(ids < first) | (ids >= end)])
+    best = uses.sort(descending=True).values[: loader._store.num_kept].sum() / uses.sum()
+    return loader.counts.hit_rate, loader.expected_hit_rate, float(best), loader._store.num_kept
+
+
+def test_the_cache_keeps_what_is_needed_most(tmp_path):
+    graph = load_dataset("rmat:scale=11,degree=8,features=4")
+    write_partition(graph, partition_graph(graph, 3, "random"), tmp_path / "parts")
+    for measured, expected, best, kept in run_ranks(
+        measured_and_expected, 3, tmp_path / "parts", 130
+    ):
+        assert kept == 130
+        assert abs(measured - expected) < 0.05
+        assert measured > 0.9 * best
+        assert best > 0.2  # so that there is something to win
+
+
+def exact_chances(world, folder):
+    shard = load_shard(folder, world)
+    topology = topology_of(shard, world.transport)
+    seeds = torch.zeros(shard.num_owned, dtype=torch.float64)
+    seeds[shard.node_id == 0] = 0.5
+    chance = access_probability(topology, shard.plan, seeds, Fanout((1, -1)), world.transport)
+    return shard.node_id.tolist(), chance.tolist()
+
+
+def test_chances_of_a_small_graph(tmp_path):
+    # 0 reads 1 and 2, 1 reads 3, 2 reads 3: one of 1 and 2 is drawn, then all they read.
+    graph = graph_from_edges([1, 2, 3, 3], [0, 0, 1, 2], num_nodes=4)
+    write_partition(graph, Partition(np.array([0, 1, 0, 1]), 2), tmp_path / "parts")
+    found = {}
+    for ids, chances in run_ranks(exact_chances, 2, tmp_path / "parts"):
+        found.update(zip(ids, chances, strict=True))
+    # The second hop draws for the seed again: all its in-neighbours.
+    one = 1 - (1 - 0.25) * (1 - 0.5)
+    assert found[0] == [0.5, 0.0]
+    np.testing.assert_allclose(found[1], [one, 0.0])
+    np.testing.assert_allclose(found[2], [one, 0.0])
+    np.testing.assert_allclose(found[3], [1 - (1 - 0.25) ** 2, 0.0])

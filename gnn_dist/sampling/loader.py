@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnn_dist.comm.transport import Transport
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
+from gnn_dist.sampling.access import access_probability, most_likely
 from gnn_dist.sampling.batch import Batch, blocks_of
 from gnn_dist.sampling.neighbor import Fanout, Sample, Wanted, make_sampler
 from gnn_dist.sampling.prefetch import Prefetch
@@ -41,6 +43,8 @@ class LoaderOptions:
         ahead: Batches that may lie ready, made by a thread; 0 makes them when they are asked for.
             -1 is 2 where something else than this process's cores works or is waited for: a GPU,
             or other ranks. On one CPU a thread would only take time from the model's.
+        cache_bytes: Memory for rows of other ranks' features, those that batches are most likely to
+            need, which then do not travel.
         sums: Blocks know degrees and edge weights of the whole graph, for layers that add up over
             in-edges (GCN, GIN, sums of GraphSAGE): what they get is right on average.
         shares: Blocks know how many ranks have each node, for batch norm.
@@ -56,6 +60,7 @@ class LoaderOptions:
     seed: int = 0
     bulk: int = 4
     ahead: int = -1
+    cache_bytes: int = 0
     sums: bool = True
     shares: bool = True
     edges: bool = False
@@ -92,6 +97,8 @@ class NodeLoader:
         ConfigError: On every rank: nothing to start from, or an option that cannot be.
 
     Attributes:
+        expected_hit_rate: Share of the other ranks' rows that are expected to be kept here; NaN
+            without any.
         wait_s: Seconds that the present epoch has waited for batches.
         epoch: Number of the next one.
 
@@ -136,6 +143,27 @@ class NodeLoader:
             FeatureStore(some, topology.rank_ptr, transport, channel=channel)
             for some, channel in ((tables, FEATURE_CHANNEL), (labels, LABEL_CHANNEL))
         )
+        self.expected_hit_rate = self._keep(shard, topology, seeds, fanout, transport)
+
+    def _keep(
+        self,
+        shard: Shard,
+        topology: Topology,
+        seeds: Tensor,
+        fanout: Fanout,
+        transport: Transport,
+    ) -> float:
+        """Collective. Fill the cache, and return its expected hit rate."""
+        num_rows = self.options.cache_bytes // max(1, self._store.row_bytes)
+        if transport.world_size == 1 or not any(transport.all_gather_object(num_rows)):
+            return float("nan")
+        chance = torch.zeros(shard.num_owned, dtype=torch.float64)
+        chance[seeds] = min(1.0, self.seeds.plan.batch_size / self.seeds.num_seeds)
+        chances = access_probability(topology, shard.plan, chance, fanout, transport)
+        likely = most_likely(chances, topology, num_rows, transport)
+        self._store.keep(likely.ids)
+        self.counts.reset()
+        return likely.hit_rate
 
     @property
     def counts(self) -> StoreCounts:

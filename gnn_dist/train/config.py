@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.policy import HaloPolicy
+from gnn_dist.sizes import parse_size
 
 __all__ = [
     "CONFIG_FILE",
@@ -184,6 +185,8 @@ class RunConfig:
     """Leave out of training, layer by layer, what the loss does not depend on; exact."""
     profile_skew: bool = False
     """Tell waiting for ranks that are late from transfer, at the cost of small messages."""
+    cache: str = "0"
+    """Memory of a rank for rows of others that batches need most, as 256M (minibatch)."""
     bulk: int = 4
     """Batches that are sampled and fetched in one round of messages (minibatch)."""
     prefetch: int = -1
@@ -203,6 +206,7 @@ class RunConfig:
         """Raise ConfigError for values that cannot work."""
         HaloPolicy.parse(self.halo)
         _at_least(self, 1, "bulk")
+        self.cache_bytes()
         _at_least(self, -1, "prefetch")
         if not 0.0 < self.grad_share <= 1.0:
             raise ConfigError(
@@ -217,6 +221,14 @@ class RunConfig:
                 f"timeout must be above 0 seconds and at most {MAX_TIMEOUT_S:.0f}, got "
                 f"{self.timeout}"
             )
+
+    def cache_bytes(self) -> int:
+        """Return the size that `cache` means.
+
+        Raises:
+            ConfigError: It is no size.
+        """
+        return 0 if str(self.cache) == "0" else parse_size(str(self.cache))
 
 
 @dataclass(frozen=True, kw_only=True)

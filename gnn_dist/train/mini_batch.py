@@ -64,6 +64,7 @@ class MiniBatch(ReadySteps):
             seed=config.seed,
             bulk=config.bulk,
             ahead=config.prefetch,
+            cache_bytes=config.cache_bytes(),
             sums=config.model in ("gcn", "gin") or config.aggr == "sum",
             shares=config.batch_norm,
         )

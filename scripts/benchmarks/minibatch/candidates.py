@@ -7,6 +7,7 @@ library is not installed.
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -108,9 +109,7 @@ def make_dgl(graph: Graph, case: Case, num_workers: int = 0) -> Epoch | None:
         use_prefetch_thread=False,
     )
     widths = [graph.x.shape[1], *[case.hidden] * (len(fanouts) - 1), int(graph.y.max()) + 1]
-    layers = nn.ModuleList(
-        dgl.nn.SAGEConv(a, b, "mean") for a, b in zip(widths, widths[1:], strict=False)
-    )
+    layers = nn.ModuleList(dgl.nn.SAGEConv(a, b, "mean") for a, b in pairwise(widths))
     optimizer = torch.optim.Adam(layers.parameters(), lr=0.01)
 
     def epoch() -> float:

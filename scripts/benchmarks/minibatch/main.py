@@ -82,10 +82,14 @@ def report(case: Case, times: dict[str, list[float]]) -> None:
     """Print a table."""
     medians = {name: statistics.median(values) for name, values in times.items()}
     ours = medians.get("gnn-dist")
-    print(f"\nhidden {case.hidden}, {case.num_batches} batches, {torch.get_num_threads()} threads\n")
+    print(
+        f"\nhidden {case.hidden}, {case.num_batches} batches, {torch.get_num_threads()} threads\n"
+    )
     print("| candidate | ms a batch (least to most) | gnn-dist / it |\n|---|---|---|")
     for name, values in times.items():
-        low, middle, high = (1000 * v / case.num_batches for v in (min(values), medians[name], max(values)))
+        low, middle, high = (
+            1000 * v / case.num_batches for v in (min(values), medians[name], max(values))
+        )
         ratio = f"{ours / medians[name]:.2f}" if ours else ""
         print(f"| {name} | {middle:.0f} ({low:.0f} to {high:.0f}) | {ratio} |")
 
