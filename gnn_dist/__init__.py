@@ -17,6 +17,7 @@ _HOME = {
     "EdgePartition": "gnn_dist.edge_partition",
     "Graph": "gnn_dist.graph",
     "NodeEmbedding": "gnn_dist.nn.embedding",
+    "NodeLoader": "gnn_dist.sampling.loader",
     "Partition": "gnn_dist.partition",
     "RowAdagrad": "gnn_dist.nn.row_optim",
     "RowAdam": "gnn_dist.nn.row_optim",

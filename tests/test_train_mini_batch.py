@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from awkward import AWKWARD, awkward_case
+from torch_geometric.nn import GATv2Conv, SAGEConv
 
 import gnn_dist as gd
 from gnn_dist.errors import ConfigError, GnnDistError
@@ -208,3 +209,83 @@ def test_options_are_checked():
         with pytest.raises(ConfigError, match=message):
             gd.TrainConfig(mode="minibatch", **options)
     assert gd.TrainConfig(mode="minibatch", num_neighbors="7", layers=3).fanout() == (7, 7, 7)
+
+
+class Residual(torch.nn.Module):
+    """A user's model: attention over edge weights, a skip connection, no dropout."""
+
+    def __init__(self, width, classes):
+        super().__init__()
+        self.first = GATv2Conv(width, 6, edge_dim=1)
+        self.second = SAGEConv(6, 6, aggr="max")
+        self.skip = torch.nn.Linear(width, 6)
+        self.out = torch.nn.Linear(6, classes)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        weight = None if edge_weight is None else edge_weight.unsqueeze(1)
+        rows = self.first(x, edge_index, weight).relu() + self.skip(x)
+        return self.out(self.second(rows, edge_index))
+
+
+def own_curves(world, folders, runs):
+    found = []
+    for folder in folders:
+        shard = load_shard(folder, world)
+        for options in runs:
+            torch.manual_seed(0)
+            model = Residual(shard.meta.num_features, shard.meta.num_classes)
+            config = gd.TrainConfig(**{**COMMON, "epochs": 2, **options})
+            trainer = gd.Trainer(config, shard, world, model=model)
+            rows = [trainer.run_epoch() for _ in range(2)]
+            found.append([row["loss"] for row in rows] + [rows[-1]["test_metric"]])
+    return found
+
+
+@pytest.mark.mpi
+def test_a_users_model_learns_the_same_on_any_number_of_ranks(tmp_path):
+    folders = []
+    for name in ("edge-weighted", "directed", "self-loops"):
+        case = awkward_case(name, 3)
+        folders.append(tmp_path / name / "parts")
+        write_partition(case.graph, case.partition, folders[-1])
+    whole = {"num_neighbors": "-1", "batch_size": 999}
+    runs = [{"num_neighbors": "2,3", "batch_size": 5}, whole, {"mode": "full"}]
+    [expected] = run_ranks(own_curves, 1, folders, runs)
+    for i in range(0, len(expected), 3):
+        np.testing.assert_allclose(expected[i + 1], expected[i + 2], rtol=1e-9)
+    for world_size in (2, 3):
+        for found in run_ranks(own_curves, world_size, folders, runs):
+            np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_a_batch_looks_as_pygs_loader_makes_it(parts):
+    world = gd.World.single()
+    shard = load_shard(parts, world)
+    loader = gd.NodeLoader(shard, world, [3, 2], batch_size=16, edges=True)
+    batch = next(iter(loader))
+    data = batch.to_pyg()
+    assert data.batch_size == 16
+    assert data.num_nodes == len(data.x) == len(data.n_id) == sum(data.num_sampled_nodes)
+    assert data.num_edges == len(data.e_id) == sum(data.num_sampled_edges)
+    assert data.num_sampled_nodes[0] == 16
+    rows = {int(node): row for node, row in zip(shard.node_id, shard.x, strict=True)}
+    for node, row in zip(data.n_id.tolist(), data.x, strict=True):
+        assert torch.equal(row, rows[node])
+    # Each edge leads from one depth to the one before, and is the edge that its number says.
+    depth = torch.repeat_interleave(torch.tensor(data.num_sampled_nodes))
+    src, dst = data.edge_index
+    assert torch.equal(depth[src], depth[dst] + 1)
+    ids = shard.structure.src_id
+    assert torch.equal(data.n_id[src], ids[shard.structure.csr.indices.long()[data.e_id]])
+    assert torch.equal(data.n_id[dst], ids[shard.structure.csr.rows[data.e_id]])
+
+
+def test_what_is_for_full_batches_is_refused():
+    for options, message in [
+        ({"prune": True}, "prune is for full batches"),
+        ({"halo": "delayed"}, "halo=delayed is for full batches"),
+        ({"cache": "much"}, "a size must be a number"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            gd.TrainConfig(mode="minibatch", **options)
+    assert gd.TrainConfig(mode="minibatch", cache="1M").cache_bytes() == 1 << 20

@@ -95,6 +95,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path} must hold a mapping of options, got {type(values).__name__}")
     for key, value in values.items():
-        if isinstance(value, dict | list):
+        if isinstance(value, list) and not any(isinstance(v, dict | list) for v in value):
+            values[key] = ",".join(map(str, value))  # as on the command line
+        elif isinstance(value, dict | list):
             raise ConfigError(f"{path}: {key} must be one value, got {value}")
     return values

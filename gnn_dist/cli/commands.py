@@ -115,6 +115,7 @@ class Train(TrainConfig, PartitioningOptions):
             )
         check_split(self.split, meta.num_splits, meta.dataset)
         what = "attention" if self.model == "gat" else "--prune" if self.prune else ""
+        what = "--mode minibatch" if self.mode == "minibatch" else what
         if meta.cut == "vertex" and world_size > 1 and what:
             raise ConfigError(
                 f"{what} needs all in-edges of a node on one rank, and {folder} is a vertex-cut "

@@ -1,13 +1,19 @@
 """One minibatch: a rank's seeds, the blocks that layers run on, and the rows of the first one."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gnn_dist.halo.block import Block
 from gnn_dist.sampling.neighbor import Sample
+from gnn_dist.sampling.subgraph import Subgraph, subgraph_of
 from gnn_dist.shard.structure import Structure
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 __all__ = ["Batch", "blocks_of"]
 
@@ -24,8 +30,7 @@ class Batch:
         n_id: int64 (num_src,), original ids of the first block's sources, seeds first.
         input_id: int64 (k,), where in `input_nodes`, ordered by original id, each seed is.
         size: Seeds of all ranks together, by which sums of losses are divided.
-        e_id: For each block int64 (nnz,), numbers of the edges over all ranks; None unless asked
-            for.
+        sample: What was drawn.
     """
 
     step: int
@@ -35,12 +40,46 @@ class Batch:
     n_id: Tensor
     input_id: Tensor
     size: int
-    e_id: list[Tensor] | None = None
+    sample: Sample
 
     @property
     def batch_size(self) -> int:
         """Seeds of this rank, k: the first rows."""
         return self.input_id.numel()
+
+    @property
+    def e_id(self) -> list[Tensor] | None:
+        """For each block int64 (nnz,), numbers of its edges over all ranks, if asked for."""
+        edges = self.sample.edges
+        return [values["e_id"] for values in edges] if "e_id" in edges[0] else None
+
+    @cached_property
+    def subgraph(self) -> Subgraph:
+        """The batch as one graph; `x[subgraph.rows]` are its features."""
+        return subgraph_of(self.sample)
+
+    def to_pyg(self) -> "Data":
+        """Return the batch as PyTorch Geometric's NeighborLoader has it: the seeds come first.
+
+        Attributes are `x`, `y` (of the seeds), `edge_index`, values of edges, `n_id`, `e_id` if
+        asked for, `input_id`, `batch_size`, `num_sampled_nodes` and `num_sampled_edges`. A node
+        that is found at two depths is there twice.
+        """
+        from torch_geometric.data import Data
+
+        graph = self.subgraph
+        return Data(
+            x=None if self.x is None else self.x.index_select(0, graph.rows),
+            y=self.y,
+            edge_index=graph.edge_index,
+            n_id=self.n_id[graph.rows],
+            input_id=self.input_id,
+            batch_size=self.batch_size,
+            num_sampled_nodes=graph.num_nodes,
+            num_sampled_edges=graph.num_edges,
+            num_nodes=graph.rows.numel(),
+            **graph.edges,
+        )
 
 
 def blocks_of(

@@ -49,6 +49,7 @@ class LoaderOptions:
             in-edges (GCN, GIN, sums of GraphSAGE): what they get is right on average.
         shares: Blocks know how many ranks have each node, for batch norm.
         edges: Batches say which edges they hold.
+        edge_data: Batches hold weights, attributes and types of their edges, as the graph has them.
 
     Raises:
         ConfigError: A number that cannot be.
@@ -64,6 +65,7 @@ class LoaderOptions:
     sums: bool = True
     shares: bool = True
     edges: bool = False
+    edge_data: bool = False
 
     def __post_init__(self) -> None:
         if self.bulk < 1 or self.ahead < -1:
@@ -224,7 +226,6 @@ class NodeLoader:
         store = self._store
         n_id = store.take(rows, "node_id")
         sums = [store.take(rows, name) if self.options.sums else None for name in SUM_TABLES]
-        edges = sample.edges
         return Batch(
             step=step,
             blocks=blocks_of(sample, n_id, *sums),
@@ -233,7 +234,7 @@ class NodeLoader:
             n_id=n_id,
             input_id=share.position,
             size=share.batch_size,
-            e_id=[values["e_id"] for values in edges] if self.options.edges else None,
+            sample=sample,
         )
 
 
@@ -266,9 +267,13 @@ def _tables_of(shard: Shard, options: LoaderOptions) -> tuple[dict[str, Tensor],
 
 
 def _wanted_of(shard: Shard, topology: Topology, options: LoaderOptions, rank: int) -> Wanted:
-    edges = {}
-    if options.sums and shard.edge_weight is not None:
-        edges["edge_weight"] = topology.take(shard.edge_weight)
+    has = {"edge_weight": shard.edge_weight}
+    if options.edge_data:
+        has.update({name: shard.edge_data.get(name) for name in ("edge_attr", "edge_type")})
+    wanted = options.sums or options.edge_data
+    edges = {
+        name: topology.take(values) for name, values in has.items() if wanted and values is not None
+    }
     if options.edges:
         edges["e_id"] = topology.edge_number(rank)
     return Wanted(edges, options.shares)

@@ -207,6 +207,7 @@ class RunConfig:
         HaloPolicy.parse(self.halo)
         _at_least(self, 1, "bulk")
         self.cache_bytes()
+        self._check_mode()
         _at_least(self, -1, "prefetch")
         if not 0.0 < self.grad_share <= 1.0:
             raise ConfigError(
@@ -220,6 +221,18 @@ class RunConfig:
             raise ConfigError(
                 f"timeout must be above 0 seconds and at most {MAX_TIMEOUT_S:.0f}, got "
                 f"{self.timeout}"
+            )
+
+    def _check_mode(self) -> None:
+        """Raise ConfigError for options that minibatches have no use for."""
+        if getattr(self, "mode", "full") != "minibatch":
+            return
+        if self.prune:
+            raise ConfigError("prune is for full batches: drop --prune, or --mode minibatch")
+        if not HaloPolicy.parse(self.halo).exact:
+            raise ConfigError(
+                f"halo={self.halo} is for full batches, and minibatches have no halo but in "
+                "evaluation, which is exact: drop --halo, or --mode minibatch"
             )
 
     def cache_bytes(self) -> int:

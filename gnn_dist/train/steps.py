@@ -13,6 +13,7 @@ from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError, GnnDistError
 from gnn_dist.halo.exchange import ExchangeMaker
 from gnn_dist.profile.meter import BATCH_WAIT, GRAD_SYNC, HALO_WAIT, HaloCount, Lane, Meter
+from gnn_dist.sampling.store import StoreCounts
 from gnn_dist.shard.shard import Shard
 from gnn_dist.train.halo_files import Keeper
 from gnn_dist.train.losses import check_adds_up, node_loss
@@ -100,7 +101,7 @@ class Steps(ABC):
         self.training = training
         self.meter = Meter()
         self.exchanges: list[ExchangeMaker] = []
-        self._fetched_bytes = 0  # by minibatches of the last epoch
+        self._fetched = StoreCounts()
         self._loss_is_known = isinstance(training.task.loss, str)
 
     def step(self, optimizer: Optimizer, epoch: int) -> StepReport:
@@ -124,7 +125,7 @@ class Steps(ABC):
             halo_wait_s=halo_wait,
             batch_wait_s=batch_wait,
             grad_sync_s=grad_sync,
-            halo_bytes=self.meter.halo_bytes + self._fetched_bytes,
+            halo_bytes=self.meter.halo_bytes + self._fetched.fetched_bytes,
             halo_messages=self.meter.halo_messages,
             # Copies: an evaluation counts on.
             halo={lane: replace(count) for lane, count in self.meter.halo.items()},

@@ -33,7 +33,7 @@ from gnn_dist.train.full_batch import FullBatch
 from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.halo_files import HaloFiles
 from gnn_dist.train.metrics import make_metric
-from gnn_dist.train.mini_batch import MiniBatch
+from gnn_dist.train.mini_batch import MiniBatch, OwnMiniBatch
 from gnn_dist.train.models import ROW_DTYPES, load_model, make_model, place_model
 from gnn_dist.train.optim import make_optimizer, make_scheduler
 from gnn_dist.train.own_model import OwnModel, check_own_model
@@ -232,6 +232,8 @@ class Trainer:
         training, halo = self._training_set(), HaloPolicy.parse(config.halo)
         if own is not None:
             place_model(own, config, world)
+            if config.mode == "minibatch":
+                return OwnMiniBatch(own, self.shard, world, training=training, config=config)
             return OwnModel(
                 own, self.shard, world, training=training, halo=config.halo, seed=config.seed
             )
