@@ -289,3 +289,98 @@ def test_what_is_for_full_batches_is_refused():
         with pytest.raises(ConfigError, match=message):
             gd.TrainConfig(mode="minibatch", **options)
     assert gd.TrainConfig(mode="minibatch", cache="1M").cache_bytes() == 1 << 20
+
+
+LOCAL = {"num_neighbors": "4,3", "batch_size": 64, "epochs": 4, "eval_every": 0}
+LOCAL_RUNS = [
+    {**LOCAL, "sync": "local"},
+    {**LOCAL, "sync": "local:every=2", "model": "gcn"},
+    {**LOCAL, "sync": "local:every=3", "batch_norm": True, "aggr": "sum"},
+]
+
+
+@pytest.mark.mpi
+def test_parts_learn_the_same_whoever_trains_them(parts):
+    [expected] = run_ranks(curves, 1, parts, LOCAL_RUNS)
+    for world_size in (2, 3):
+        for found in run_ranks(curves, world_size, parts, LOCAL_RUNS):
+            for (loss, state, row), (losses, parameters, _) in zip(found, expected, strict=True):
+                np.testing.assert_allclose(loss, losses, rtol=1e-9)
+                np.testing.assert_allclose(state, parameters, rtol=1e-7, atol=1e-9)
+                assert row["halo_bytes"] == 0
+                assert row["val_metric"] != row["val_metric"]  # never evaluated
+
+
+def test_one_part_by_itself_is_a_run_of_one_rank(tmp_path):
+    graph = gd.load_dataset("sbm:nodes=200,blocks=4,features=8")
+    gd.write_partition(graph, gd.partition_graph(graph, 1, "contiguous"), tmp_path / "parts")
+    runs = [{**LOCAL, "sync": "local:every=2"}, LOCAL]
+    [[local, plain]] = run_ranks(curves, 1, tmp_path / "parts", runs)
+    np.testing.assert_allclose(local[0], plain[0], rtol=1e-12)
+    np.testing.assert_allclose(local[1], plain[1], rtol=1e-12)
+
+
+def test_the_average_is_weighted_by_training_nodes(parts):
+    """One epoch of all parts by hand."""
+    world = gd.World.single()
+    shard = load_shard(parts, world)
+    config = gd.TrainConfig(**{**COMMON, **LOCAL, "sync": "local", "epochs": 1})
+    trainer = gd.Trainer(config, shard, world)
+    start = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    models, weights = [], []
+    steps, real = trainer.steps, trainer.steps._train_part
+
+    def watched(data, optimizer, epoch):
+        for name, value in steps.model.state_dict().items():
+            assert torch.equal(value, start[name])  # every part starts from the same model
+        assert not optimizer.state
+        loss = real(data, optimizer, epoch)
+        models.append({k: v.clone() for k, v in steps.model.state_dict().items()})
+        weights.append(int(data.masks["train_mask"].sum()))
+        return loss
+
+    steps._train_part = watched
+    trainer.run_epoch()
+    assert len(models) == 4
+    for name, value in trainer.model.state_dict().items():
+        mean = sum(w * m[name] for w, m in zip(weights, models, strict=True)) / sum(weights)
+        np.testing.assert_allclose(value, mean, rtol=1e-12)
+
+
+def test_a_resumed_run_of_parts_has_their_moments(parts, tmp_path):
+    options = {**LOCAL, "sync": "local:every=3", "epochs": 4}
+    run_ranks(fit, 2, parts, tmp_path / "whole", options)
+    run_ranks(fit, 2, parts, tmp_path / "run", {**options, "epochs": 2})
+    resumed = {**options, "resume": str(tmp_path / "run"), "out": ""}
+    run_ranks(fit, 2, parts, "", resumed)
+    np.testing.assert_allclose(
+        losses_of(tmp_path / "run"), losses_of(tmp_path / "whole"), rtol=1e-9
+    )
+
+
+def spilled(world, folder, spill):
+    shard = load_shard(folder, world, spill=spill)
+    whole = load_shard(folder, world)
+    assert torch.equal(shard.x, whole.x)
+    config = gd.TrainConfig(**{**COMMON, **LOCAL, "precision": "fp32", "sync": "local"})
+    return [
+        [trainer.run_epoch()["loss"] for _ in range(2)]
+        for trainer in (gd.Trainer(config, s, world) for s in (shard, whole))
+    ]
+
+
+def test_features_in_files_are_the_same(parts, tmp_path):
+    for in_files, in_memory in run_ranks(spilled, 2, parts, tmp_path):
+        assert in_files == in_memory
+    assert [p.name for p in tmp_path.iterdir()] == ["parts"]
+
+
+def test_local_sgd_is_said_right():
+    for options, message in [
+        ({"mode": "minibatch", "sync": "local:every=0"}, "sync must be step, local or local:every"),
+        ({"mode": "minibatch", "sync": "always"}, "sync must be step, local or local:every"),
+        ({"sync": "local"}, "sync=local is for minibatches"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            gd.TrainConfig(**options)
+    assert gd.TrainConfig(mode="minibatch", sync="local").average_every() == 1

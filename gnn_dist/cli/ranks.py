@@ -27,7 +27,8 @@ def train(config: TrainConfig, prepare: Callable[[int], Path]) -> int:
     """
     with World.from_env(config.backend, timeout_s=config.timeout) as world:
         folder = _agree_on_folder(prepare, world)
-        shard = load_shard(folder, world, verify=config.verify)
+        spill = config.spill or None
+        shard = load_shard(folder, world, verify=config.verify, spill=spill)
         summary = Trainer(config, shard, world, dataset=os.path.abspath(folder)).fit()
         if world.is_main:
             name = summary["metric_name"]

@@ -36,9 +36,9 @@ def load_shard(
         folder: The partition folder. A rank reads `meta.json` and its own parts only.
         world: The ranks; at most as many as parts.
         verify: Compare every file with its SHA-256.
-        spill: A folder on a local disk. Columns of the structure then stay in files (joined, where
-            a rank has several parts, in a nameless one there), and the system may drop them from
-            memory: for graphs whose columns are used once, to cut them into what a policy needs.
+        spill: A folder on a local disk. Columns of the structure and features then stay in files
+            (joined, where a rank has several parts, in nameless ones there), and the system may
+            drop them from memory.
 
     Returns:
         The shard, on the device that the transport takes rows from.
@@ -75,7 +75,7 @@ def shard_from_arrays(arrays: ShardArrays, transport: Transport, *, mapped: bool
     if not plan.clones:
         structure = replace(structure, symmetric=arrays.meta.symmetric)
     owned_data = {name: _tensor(values, device) for name, values in arrays.owned.items()}
-    features = _features(arrays, device)
+    features = _features(arrays, device, mapped)
     if plan.clones and features is not None:
         features = with_halo(features, plan, transport)
     return Shard(
@@ -198,11 +198,13 @@ def _check_same_folder(arrays: ShardArrays, world: World) -> None:
         )
 
 
-def _features(arrays: ShardArrays, device: torch.device) -> Tensor | SparseRows | None:
+def _features(
+    arrays: ShardArrays, device: torch.device, mapped: bool
+) -> Tensor | SparseRows | None:
     if arrays.x is None:
         return None
     if not isinstance(arrays.x, CSRFeatures):
-        return _tensor(arrays.x, device)
+        return _tensor(arrays.x, device, mapped=mapped)
     x = arrays.x
     csr = CSR(_tensor(x.indptr, device), _tensor(x.indices, device), x.num_features)
     values = torch.ones(csr.nnz, device=device) if x.data is None else _tensor(x.data, device)

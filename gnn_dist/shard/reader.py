@@ -78,7 +78,10 @@ def read_parts(
         )
     loaded = [_read_part(folder, meta, part, verify) for part in parts]
     start, stop = meta.node_ptr[parts.start], meta.node_ptr[parts.stop]
-    joined = {name: _join([arrays.get(name) for arrays in loaded]) for name in loaded[0]}
+    joined = {
+        name: _join([arrays.get(name) for arrays in loaded], spill if name == "x" else None)
+        for name in loaded[0]
+    }
     edge_ids = joined.get("edge_id")
     joint = _join_structures(folder, loaded, meta, parts, edge_ids, spill)
     edge = {name: joined[name] for name in EDGE_NAMES if name in joined}
@@ -157,9 +160,22 @@ def read_array(path: Path, row: ArrayRow, verify: bool) -> Array:
     return values
 
 
-def _join(arrays: list[Array | None]) -> Array:
+def _join(arrays: list[Array | None], spill: Path | None) -> Array:
+    """Return arrays one after the other, in a nameless file where a folder is given."""
     present = [array for array in arrays if array is not None]
-    return present[0] if len(present) == 1 else np.concatenate(present)
+    if len(present) == 1:
+        return present[0]
+    total = sum(map(len, present))
+    if spill is None or total == 0:
+        return np.concatenate(present)
+    shape = (total, *present[0].shape[1:])
+    with tempfile.TemporaryFile(dir=spill) as file:
+        joined = np.memmap(file, present[0].dtype, "w+", shape=shape)
+    at = 0
+    for array in present:
+        joined[at : at + len(array)] = array
+        at += len(array)
+    return joined
 
 
 def _join_indptr(indptrs: list[Array]) -> Array:

@@ -3,6 +3,7 @@
 No field name occurs twice, so all of them are flat: `--hidden 64`, `hidden: 64`, `hidden=64`.
 """
 
+import re
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -108,7 +109,7 @@ class LoopConfig:
     epochs: int = 200
     """Passes over the training nodes."""
     eval_every: int = 1
-    """Epochs between evaluations."""
+    """Epochs between evaluations; 0: never."""
     patience: int = 0
     """Stop after so many evaluations without a better validation metric; 0: never."""
     checkpoint_every: int = 50
@@ -120,8 +121,8 @@ class LoopConfig:
 
     def check(self) -> None:
         """Raise ConfigError for values that cannot work."""
-        _at_least(self, 1, "epochs", "eval_every", "checkpoint_every")
-        _at_least(self, 0, "patience")
+        _at_least(self, 1, "epochs", "checkpoint_every")
+        _at_least(self, 0, "patience", "eval_every")
         _inside(self, 0, 2**63 - 1, "seed")
 
 
@@ -135,6 +136,8 @@ class BatchConfig:
     """Training nodes of a batch, of all ranks together (minibatch)."""
     num_neighbors: str = "10"
     """Neighbours drawn, from the last layer to the first, as 15,10,5; -1 for all (minibatch)."""
+    sync: str = "step"
+    """When ranks agree: step, or local:every=H, parts by themselves for H epochs (minibatch)."""
     replace: bool = False
     """Draw neighbours with repetitions (minibatch)."""
     drop_last: bool = False
@@ -144,6 +147,24 @@ class BatchConfig:
         """Raise ConfigError for values that cannot work."""
         _at_least(self, 1, "batch_size")
         self.fanout()
+        if self.average_every() and self.mode != "minibatch":
+            raise ConfigError("sync=local is for minibatches: add --mode minibatch")
+
+    def average_every(self) -> int:
+        """Return after how many epochs the models of parts are averaged; 0 if there is one model.
+
+        Raises:
+            ConfigError: `sync` is neither step nor local.
+        """
+        if self.sync == "step":
+            return 0
+        found = re.fullmatch(r"local(?::every=(\d+))?", self.sync)
+        every = int(found[1] or 1) if found else 0
+        if every < 1:
+            raise ConfigError(
+                f"sync must be step, local or local:every=H with H epochs, got {self.sync!r}"
+            )
+        return every
 
     def fanout(self) -> tuple[int, ...]:
         """Return the neighbours to draw in each layer, that next to the output first."""
@@ -197,6 +218,8 @@ class RunConfig:
     """Compare part files with their SHA-256 when loading."""
     tensorboard: bool = True
     """Write TensorBoard events into the run folder."""
+    spill: str = ""
+    """Folder on a local disk: features and edges then stay in files, and memory may drop them."""
     out: str = ""
     """Run folder; by default runs/<dataset>-<model>-<time>."""
     resume: str = ""

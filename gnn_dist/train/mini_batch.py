@@ -22,7 +22,7 @@ from gnn_dist.train.own_model import EDGE_ARGUMENTS, OwnModel
 from gnn_dist.train.ready import ReadySteps
 from gnn_dist.train.steps import Steps, TrainingSet
 
-__all__ = ["MiniBatch", "OwnMiniBatch"]
+__all__ = ["MiniBatch", "OwnMiniBatch", "adds_up"]
 
 
 class _Batches(Steps):
@@ -69,6 +69,11 @@ class _Batches(Steps):
     def _outputs_of(self, batch: Batch, x: Tensor) -> Tensor:
         """Return the model's output (k, ...) for a batch's seeds."""
         raise NotImplementedError
+
+
+def adds_up(config: TrainConfig) -> bool:
+    """Return whether the layers of a ready model add up over in-edges."""
+    return config.model in ("gcn", "gin") or config.aggr == "sum"
 
 
 def _loader_of(
@@ -122,8 +127,8 @@ class MiniBatch(_Batches, ReadySteps):
             seed=config.seed,
             gradients=gradients,
         )
-        adds_up = config.model in ("gcn", "gin") or config.aggr == "sum"
-        self.loader = _loader_of(training, world, config, sums=adds_up, shares=config.batch_norm)
+        sums = adds_up(config)
+        self.loader = _loader_of(training, world, config, sums=sums, shares=config.batch_norm)
 
     def _outputs_of(self, batch: Batch, x: Tensor) -> Tensor:
         set_step(self.model, seed=self.seed, step=batch.step)

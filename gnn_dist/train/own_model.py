@@ -131,6 +131,7 @@ def check_own_model(model: nn.Module, config: TrainConfig) -> None:
         "prune": config.prune,
         "grad_buckets": config.grad_buckets != "one",
         "grad_encoding": config.grad_encoding != "exact",
+        "sync": config.sync != "step",
     }
     for name, is_set in refused.items():
         if is_set:

@@ -32,6 +32,7 @@ from gnn_dist.train.epoch_row import Agreed, over_ranks
 from gnn_dist.train.full_batch import FullBatch
 from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.halo_files import HaloFiles
+from gnn_dist.train.local_sgd import LocalSGD
 from gnn_dist.train.metrics import make_metric
 from gnn_dist.train.mini_batch import MiniBatch, OwnMiniBatch
 from gnn_dist.train.models import ROW_DTYPES, load_model, make_model, place_model
@@ -159,7 +160,8 @@ class Trainer:
         """Collective. Do a step and what is due after it; return the epoch's row."""
         report = self.train_step()
         done, config = self.progress.epoch, self.config
-        is_due = done % config.eval_every == 0 or done == config.epochs
+        every = config.eval_every
+        is_due = every > 0 and (done % every == 0 or done == config.epochs)
         row, overdue = self._record(report, self.evaluate() if is_due else None)
         if self._keeps and (done % config.checkpoint_every == 0 or overdue):
             self.save()
@@ -245,6 +247,8 @@ class Trainer:
             encoding=config.grad_encoding,
             share=config.grad_share,
         )
+        if config.average_every():
+            return LocalSGD(model, self.shard, world, training=training, config=config)
         if config.mode == "minibatch":
             return MiniBatch(
                 model,
