@@ -59,9 +59,7 @@ def main() -> None:
     row = json.loads((last / "metrics.jsonl").read_text().splitlines()[-1])
     meta = json.loads((parts / "meta.json").read_text())
     print(f"\n{meta['num_nodes']:,} nodes, {meta['num_edges']:,} edges, limit {options.limit}")
-    print(
-        f"epoch {row['epoch_s']:.1f} s, loss {row['loss']:.4f} (ln {CLASSES} = {np.log(CLASSES):.4f})"
-    )
+    print(f"epoch {row['epoch_s']:.1f} s, loss {row['loss']:.4f}, of a guess {np.log(CLASSES):.4f}")
 
 
 def draw_rows(folder: Path, num_nodes: int, width: int) -> None:
