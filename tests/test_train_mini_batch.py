@@ -53,7 +53,7 @@ def one_rank(parts):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_the_curve_does_not_depend_on_the_number_of_ranks(world_size, parts, one_rank):
     for found in run_ranks(curves, world_size, parts, RUNS):
         for run, (loss, state, row), (expected, parameters, _) in zip(
@@ -384,3 +384,30 @@ def test_local_sgd_is_said_right():
         with pytest.raises(ConfigError, match=message):
             gd.TrainConfig(**options)
     assert gd.TrainConfig(mode="minibatch", sync="local").average_every() == 1
+
+
+def leaving_early(world, folder):
+    """Leave the loop after a few batches, on ranks whose threads are not equally far ahead."""
+    import time
+
+    shard = load_shard(folder, world)
+    loader = gd.NodeLoader(shard, world, [3, 2], batch_size=8, seed=1, bulk=1, ahead=4)
+    seen = []
+    for stop in (3, 1, None):
+        for number, batch in enumerate(loader):
+            seen.append((batch.step, sorted(batch.n_id.tolist())))
+            if number == stop:
+                time.sleep(0.1 * world.rank)  # the others' threads run ahead meanwhile
+                break
+    return seen
+
+
+@pytest.mark.mpi
+def test_all_ranks_may_leave_an_epoch_early(parts):
+    [expected] = run_ranks(leaving_early, 1, parts)
+    results = run_ranks(leaving_early, 3, parts)
+    steps = [step for step, _ in expected]
+    assert steps[:6] == [0, 1, 2, 3, 38, 39]
+    for i, (step, nodes) in enumerate(expected):
+        assert [result[i][0] for result in results] == [step] * 3
+        assert sorted(set().union(*(result[i][1] for result in results))) == nodes

@@ -15,7 +15,7 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.sampling.access import access_probability, most_likely
 from gnn_dist.sampling.batch import Batch, blocks_of
 from gnn_dist.sampling.neighbor import Fanout, Sample, Wanted, make_sampler
-from gnn_dist.sampling.prefetch import Prefetch
+from gnn_dist.sampling.prefetch import Gate, Prefetch
 from gnn_dist.sampling.seeds import BatchPlan, SeedBatches, SeedShare
 from gnn_dist.sampling.store import FeatureStore, Fetched, StoreCounts
 from gnn_dist.sampling.topology import Topology, topology_of
@@ -182,14 +182,32 @@ class NodeLoader:
         yield from self.batches(epoch)
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """Collective. Yield the batches of some epoch; to be exhausted, or no rank goes on."""
+        """Collective. Yield the batches of an epoch; to leave the loop early is collective too."""
         self.wait_s = 0.0
-        ahead = self.options.ahead_on(self.world)
+        ahead, gate = self.options.ahead_on(self.world), Gate()
         if ahead == 0:
-            yield from self._timed(self._made(epoch))
+            yield from self._timed(self._made(epoch, gate))
             return
-        with Prefetch(lambda: self._made_aside(epoch), ahead=ahead) as ready:
-            yield from self._timed(iter(ready))
+        with Prefetch(lambda: self._made_aside(epoch, gate), ahead=ahead) as ready:
+            items = iter(ready)
+            try:
+                yield from self._timed(items)
+            except GeneratorExit:
+                self._end_early(items, gate)
+                raise
+
+    def _end_early(self, items: Iterator[Batch], gate: Gate) -> None:
+        """Collective. Finish, and drop, the rounds that some rank has begun.
+
+        A rank that has left by an exception does not come here in time, or hears of its own end.
+        """
+        most = torch.tensor([gate.hold()])
+        try:
+            self.world.transport.all_reduce(most, "max").wait()
+        finally:
+            gate.open_until(int(most))
+        for _ in items:
+            pass
 
     def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
@@ -201,14 +219,16 @@ class NodeLoader:
                 return
             yield batch
 
-    def _made_aside(self, epoch: int) -> Iterator[Batch]:
+    def _made_aside(self, epoch: int, gate: Gate) -> Iterator[Batch]:
         with self.world.control.aside():
-            yield from self._made(epoch)
+            yield from self._made(epoch, gate)
 
-    def _made(self, epoch: int) -> Iterator[Batch]:
+    def _made(self, epoch: int, gate: Gate) -> Iterator[Batch]:
         """Collective. Make the batches of an epoch, some at a time."""
         shares, step, bulk = self.seeds.epoch(epoch), epoch * len(self), 1
         while some := list(islice(shares, min(bulk, self.options.bulk))):
+            if not gate.enter():
+                return
             yield from self._bulk(some, step)
             step, bulk = step + len(some), 2 * bulk
 

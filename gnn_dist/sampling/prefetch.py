@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Prefetch"]
+__all__ = ["Gate", "Prefetch"]
 
 Item = TypeVar("Item")
 POLL_S = 0.05  # between looks at whether anybody still wants the work
@@ -18,12 +18,48 @@ class _End:
         self.error = error
 
 
+class Gate:
+    """What ranks that stop early meet at: none may begin a round that another will not join.
+
+    Example:
+        >>> gate = Gate()
+        >>> gate.enter(), gate.hold(), gate.open_until(1), gate.enter()
+        (True, 1, None, False)
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._begun = 0
+        self._held = False
+        self._most: int | None = None
+
+    def enter(self) -> bool:
+        """Begin a round; wait while the gate is held. Return False if there shall be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held)
+            if self._most is not None and self._begun >= self._most:
+                return False
+            self._begun += 1
+            return True
+
+    def hold(self) -> int:
+        """Let no round begin; return how many have."""
+        with self._changed:
+            self._held = True
+            return self._begun
+
+    def open_until(self, most: int) -> None:
+        """Let rounds begin again, until there are so many."""
+        with self._changed:
+            self._most, self._held = most, False
+            self._changed.notify_all()
+
+
 class Prefetch(Generic[Item]):
     """Iterates in a thread, at most some items ahead.
 
     The order of items is that of the iterable, so that collectives in it come in one order on all
-    ranks. Whoever consumes must do so to the end, or `close`: a rank that stops early while others
-    go on would leave them waiting, and so must fail as a whole (`World.abort`).
+    ranks. Who stops before the end drains what all ranks have begun (`Gate`), or fails as a whole.
 
     Args:
         make: Returns the iterable; called in the thread.
