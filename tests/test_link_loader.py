@@ -12,6 +12,7 @@ import gnn_dist as gd
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.load import load_shard
 from gnn_dist.nn.models import ModelShape, build_model
+from gnn_dist.partition import Partition
 from gnn_dist.sampling.directory import NodeDirectory
 from gnn_dist.sampling.edges import EdgeBatches, EdgeRows, _takers
 from gnn_dist.sampling.find import EdgeFinder
@@ -40,6 +41,11 @@ def folders(tmp_path_factory):
     for case in awkward_cases(3):
         made[case.name] = tmp_path_factory.mktemp("awkward") / "parts"
         write_partition(case.graph, case.partition, made[case.name])
+        write_partition(
+            case.graph,
+            Partition(np.zeros(case.graph.num_nodes, dtype=np.int64), 1),
+            made[case.name].with_name("whole"),
+        )
     return made
 
 
@@ -92,7 +98,9 @@ def given():
 
 @pytest.fixture(scope="module")
 def one_rank(folders, given):
-    [found] = run_ranks(all_batches, 1, folders, given, timeout_s=60.0)
+    """On another partition."""
+    whole = {name: folder.with_name("whole") for name, folder in folders.items()}
+    [found] = run_ranks(all_batches, 1, whole, given, timeout_s=60.0)
     return found
 
 
@@ -304,12 +312,12 @@ def test_splits_have_no_edge_in_common_in_either_direction(folders):
 
 
 def test_surplus_goes_where_something_is_missing():
-    counts = torch.tensor([[5, 0, 1], [0, 0, 1], [1, 7, 0]])
+    counts = torch.tensor([[5, 0, 5], [0, 0, 5], [1, 7, 0], [0, 0, 3]])
     taken = torch.zeros_like(counts)
-    for rank in range(3):
+    for rank in range(4):
         batch = torch.arange(3).repeat_interleave(counts[rank])
         taken.index_put_((_takers(counts, rank), batch), torch.tensor(1), accumulate=True)
-    assert taken.tolist() == [[2, 3, 1], [2, 2, 1], [2, 2, 0]]
+    assert taken.tolist() == [[2, 2, 4], [2, 2, 3], [1, 2, 3], [1, 1, 3]]
 
 
 def test_many_batches_are_dealt_out_in_several_rounds():

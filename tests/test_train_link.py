@@ -25,6 +25,7 @@ def parts(tmp_path_factory):
     graph = graph.replace(x=graph.x.astype(np.float64))
     folder = tmp_path_factory.mktemp("link") / "parts"
     gd.write_partition(graph, gd.partition_graph(graph, 4, "random"), folder)
+    gd.write_partition(graph, gd.partition_graph(graph, 1, "contiguous"), folder.with_name("whole"))
     return folder
 
 
@@ -78,7 +79,8 @@ def curves(world, folder):
 
 @pytest.fixture(scope="module")
 def one_rank(parts):
-    [found] = run_ranks(curves, 1, parts, timeout_s=60.0)
+    """On another partition."""
+    [found] = run_ranks(curves, 1, parts.with_name("whole"), timeout_s=60.0)
     return found
 
 
