@@ -141,3 +141,13 @@ def test_the_readmes_commands_exist():
     }
     named = set(re.findall(r"--([a-z][a-z-]+)", text)) - {"nproc-per-node", "help", "config"}
     assert named <= fields
+
+
+def test_the_page_on_links(tmp_path):
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/links.md").read_text(), re.DOTALL)
+    graph = gd.load_dataset("grid:rows=12,cols=12")
+    gd.write_partition(graph, gd.partition_graph(graph, 2, "random"), tmp_path / "parts")
+    names = {}
+    exec(code.replace("parts/cora", str(tmp_path / "parts")), names)
+    assert 0.0 < names["loss"] < 0.69
+    assert names["metrics"]["mrr"] > 0.1

@@ -101,7 +101,7 @@ def blocks_of(
     for i, csr in enumerate(sample.layers):
         represents = None
         if in_edges is not None:
-            drawn = csr.counts
+            drawn = csr.counts if sample.drawn is None else sample.drawn[i]
             represents = in_edges[: csr.num_rows].double() / drawn.clamp(min=1)
         structure = Structure(
             csr=csr,

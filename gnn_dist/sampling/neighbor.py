@@ -80,12 +80,15 @@ class Sample:
         edges: For each layer, by name, (nnz, ...), values of the edges, as far as they are wanted.
         row_share: For each layer float64 (num_dst,), one by how many ranks have the destination
             in this batch; None if each is on one rank, or it is not wanted.
+        drawn: For each layer int64 (num_dst,), how many entries were drawn, where some of them
+            were left out afterwards; None: those that are there.
     """
 
     layers: list[CSR]
     n_id: Tensor
     edges: list[dict[str, Tensor]]
     row_share: list[Tensor] | None = None
+    drawn: list[Tensor] | None = None
 
 
 class Sampler(Protocol):

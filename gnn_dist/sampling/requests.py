@@ -81,6 +81,13 @@ class Requests:
         for batch, begin, end in self.segments:
             yield batch, self.incoming[begin:end]
 
+    def along(self, rows: Tensor) -> Tensor:
+        """Collective. Send a row (k, ...) with each asked id; return those of the incoming ids."""
+        came = rows.new_empty((self.recv_ptr[-1], *rows.shape[1:]))
+        sent = rows[self.order].contiguous()
+        self.transport.exchange(sent, self.send_ptr, came, self.recv_ptr, self.channel).wait()
+        return came
+
     def shares(self) -> Tensor:
         """Return float64 (m,), one by how many ranks ask for each incoming id in its batch."""
         share = torch.empty(self.incoming.numel(), dtype=torch.float64)
