@@ -24,6 +24,17 @@ def parts(tmp_path):
     return tmp_path / "parts"
 
 
+RUNS = [
+    {"model": "sage", "layers": 3, "num_neighbors": "5,4,3", "batch_size": 32, "epochs": 3},
+    {"model": "gcn", "num_neighbors": "3", "batch_size": 50, "epochs": 2, "bulk": 1},
+    {"model": "gat", "num_neighbors": "4,2", "batch_size": 64, "epochs": 2, "prefetch": 0},
+    {"model": "gin", "num_neighbors": "-1", "batch_size": 40, "epochs": 2, "drop_last": True},
+    {"model": "sage", "aggr": "max", "num_neighbors": "2", "replace": True, "epochs": 2},
+    {"model": "sage", "batch_norm": True, "num_neighbors": "4", "batch_size": 32, "epochs": 2},
+]
+SHARED = [{**run, "topology": "shared"} for run in RUNS]
+
+
 def curves(world, folder, runs):
     """For each run its losses, and the parameters at its end."""
     shard = load_shard(folder, world)
@@ -36,16 +47,6 @@ def curves(world, folder, runs):
     return found
 
 
-RUNS = [
-    {"model": "sage", "layers": 3, "num_neighbors": "5,4,3", "batch_size": 32, "epochs": 3},
-    {"model": "gcn", "num_neighbors": "3", "batch_size": 50, "epochs": 2, "bulk": 1},
-    {"model": "gat", "num_neighbors": "4,2", "batch_size": 64, "epochs": 2, "prefetch": 0},
-    {"model": "gin", "num_neighbors": "-1", "batch_size": 40, "epochs": 2, "drop_last": True},
-    {"model": "sage", "aggr": "max", "num_neighbors": "2", "replace": True, "epochs": 2},
-    {"model": "sage", "batch_norm": True, "num_neighbors": "4", "batch_size": 32, "epochs": 2},
-]
-
-
 @pytest.fixture
 def one_rank(parts):
     [found] = run_ranks(curves, 1, parts, RUNS)
@@ -55,7 +56,7 @@ def one_rank(parts):
 @pytest.mark.mpi
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_the_curve_does_not_depend_on_the_number_of_ranks(world_size, parts, one_rank):
-    for found in run_ranks(curves, world_size, parts, RUNS):
+    for found in run_ranks(curves, world_size, parts, RUNS if world_size == 4 else SHARED):
         for run, (loss, state, row), (expected, parameters, _) in zip(
             RUNS, found, one_rank, strict=True
         ):
@@ -411,3 +412,50 @@ def test_all_ranks_may_leave_an_epoch_early(parts):
     for i, (step, nodes) in enumerate(expected):
         assert [result[i][0] for result in results] == [step] * 3
         assert sorted(set().union(*(result[i][1] for result in results))) == nodes
+
+
+def test_a_batch_as_blocks_of_dgl(parts):
+    dgl_nn = pytest.importorskip("dgl.nn", exc_type=ImportError)
+    world = gd.World.single()
+    shard = load_shard(parts, world).with_dtype(torch.float64)
+    batch = next(iter(gd.NodeLoader(shard, world, [3, 2], batch_size=16)))
+    blocks = batch.to_dgl()
+    assert [b.num_src_nodes() for b in blocks] == [b.structure.num_src for b in batch.blocks]
+    layers = [dgl_nn.SAGEConv(8, 5, "mean").double(), dgl_nn.SAGEConv(5, 4, "mean").double()]
+    rows = blocks[0].srcdata["x"]
+    for layer, block in zip(layers, blocks, strict=True):
+        rows = layer(block, rows)
+    ours = batch.x
+    for layer, block in zip(layers, batch.blocks, strict=True):
+        reduced = gd.aggregate(ours, block, reduce="mean")
+        ours = layer.fc_self(ours[: block.num_dst]) + layer.fc_neigh(reduced)
+    np.testing.assert_allclose(rows.detach(), ours.detach(), rtol=1e-10)
+    assert torch.equal(blocks[-1].dstdata["y"], batch.y)
+
+
+def stored_features(world, folder):
+    """Features of a batch under each storage, and how many bytes of them were fetched."""
+    shard = load_shard(folder, world)
+    found = []
+    for storage in ("same", "fp16", "bf16", "int8"):
+        loader = gd.NodeLoader(
+            shard, world, [3], batch_size=64, storage=storage, sums=False, shares=False
+        )
+        batch = next(batches := iter(loader))
+        list(batches)
+        counts = loader.counts
+        found.append((batch.x.numpy(), counts.fetched_bytes / max(1, counts.fetched_rows) - 8))
+    return found
+
+
+def test_features_may_be_stored_in_fewer_bits(parts):
+    for result in run_ranks(stored_features, 2, parts):
+        (exact, width), *others = result
+        assert width == 4 * 8
+        largest = np.abs(exact).max(1, keepdims=True)
+        for (rows, fewer), error, expected in zip(
+            others, (2**-11, 2**-8, 0.51 / 127), (2 * 8, 2 * 8, 8 + 4), strict=True
+        ):
+            assert rows.dtype == np.float32
+            assert (np.abs(rows - exact) <= error * largest + 1e-12).all()
+            assert fewer == expected

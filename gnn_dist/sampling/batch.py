@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gnn_dist.halo.block import Block
+from gnn_dist.interop import import_dgl
 from gnn_dist.sampling.neighbor import Sample
 from gnn_dist.sampling.subgraph import Subgraph, subgraph_of
 from gnn_dist.shard.structure import Structure
@@ -80,6 +81,27 @@ class Batch:
             num_nodes=graph.rows.numel(),
             **graph.edges,
         )
+
+    def to_dgl(self) -> list[Any]:
+        """Return the blocks as DGL's: `x` of the first's sources, `y` of the last's destinations.
+
+        Raises:
+            ConfigError: DGL is not installed.
+        """
+        dgl = import_dgl("blocks of DGL need DGL")
+        made = []
+        for block in self.blocks:
+            csr = block.structure.csr
+            sources: Any = ("csc", (csr.indptr.to(csr.indices.dtype), csr.indices, []))
+            made.append(
+                dgl.create_block(sources, num_src_nodes=csr.num_cols, num_dst_nodes=csr.num_rows)
+            )
+        made[0].srcdata[dgl.NID] = self.n_id
+        if self.x is not None:
+            made[0].srcdata["x"] = self.x
+        if self.y is not None:
+            made[-1].dstdata["y"] = self.y
+        return made
 
 
 def blocks_of(

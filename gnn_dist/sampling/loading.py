@@ -3,9 +3,9 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.halo.block import Block
 from gnn_dist.sampling.access import access_probability, most_likely
 from gnn_dist.sampling.batch import blocks_of
+from gnn_dist.sampling.compact import Storage, features_in, stored
 from gnn_dist.sampling.neighbor import Fanout, Sample, Wanted, make_sampler
 from gnn_dist.sampling.prefetch import Gate, Prefetch
+from gnn_dist.sampling.shared import share_topology
 from gnn_dist.sampling.store import FeatureStore, Fetched, StoreCounts
 from gnn_dist.sampling.topology import Topology
 from gnn_dist.shard.shard import Shard
@@ -48,6 +50,10 @@ class LoaderOptions:
             or other ranks. On one CPU a thread would only take time from the model's.
         cache_bytes: Memory for rows of other ranks' features, those that batches are most likely to
             need, which then do not travel.
+        topology: `parts`: each rank draws for the nodes that it owns; `shared`: every machine has
+            the edges of the whole graph once, and ranks draw without messages.
+        storage: How features lie in memory and travel: `same`, `fp16`, `bf16` or `int8`; batches
+            have them in the shard's dtype.
         sums: Blocks know degrees and edge weights of the whole graph, for layers that add up over
             in-edges (GCN, GIN, sums of GraphSAGE): what they get is right on average.
         shares: Blocks know how many ranks have each node, for batch norm.
@@ -65,6 +71,8 @@ class LoaderOptions:
     bulk: int = 4
     ahead: int = -1
     cache_bytes: int = 0
+    topology: Literal["parts", "shared"] = "parts"
+    storage: Storage = "same"
     sums: bool = True
     shares: bool = True
     edges: bool = False
@@ -75,6 +83,11 @@ class LoaderOptions:
             raise ConfigError(
                 f"bulk must be at least 1 and ahead at least -1, got {self.bulk} and {self.ahead}"
             )
+        for name, words in (("storage", get_args(Storage)), ("topology", ("parts", "shared"))):
+            if getattr(self, name) not in words:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(words)}, got {getattr(self, name)!r}"
+                )
 
     def ahead_on(self, world: World) -> int:
         """Return how many batches may lie ready."""
@@ -131,9 +144,16 @@ class Loader(ABC, Generic[Share, Made]):
             chance: float64 (n,), how likely each owned node is to be a seed of a batch.
         """
         wanted = _wanted_of(shard, topology, self.options, self.world.rank)
-        self._sampler = make_sampler(topology, self.fanout, self._transport, wanted=wanted)
+        whole = topology
+        if self.options.topology == "shared" and self.world.world_size > 1:
+            whole, edges = share_topology(topology, wanted.edges, self.world)
+            wanted = replace(wanted, edges=edges)
+        self._sampler = make_sampler(whole, self.fanout, self._transport, wanted=wanted)
+        with self.world.everywhere("storing features"):
+            tables = _tables_of(shard, self.options)
+        self._dtype = shard.x.dtype if shard.features is not None else torch.float32
         self._store = FeatureStore(
-            _tables_of(shard, self.options),
+            tables,
             topology.rank_ptr,
             self._transport,
             channel=FEATURE_CHANNEL,
@@ -227,7 +247,7 @@ class Loader(ABC, Generic[Share, Made]):
         return Gathered(
             blocks=blocks_of(sample, n_id, *sums),
             n_id=n_id,
-            x=store.take(rows, "x") if "x" in store.tables else None,
+            x=features_in(store, rows, self._dtype),
             sample=sample,
         )
 
@@ -236,7 +256,7 @@ def _tables_of(shard: Shard, options: LoaderOptions) -> dict[str, Tensor]:
     """Return what batches hold of all their nodes."""
     tables = {"node_id": shard.node_id}
     if shard.features is not None:
-        tables["x"] = shard.x
+        tables.update(stored(shard.x, options.storage))
     if options.sums:
         structure = shard.structure
         tables["degree"] = structure.degree[: shard.num_owned]

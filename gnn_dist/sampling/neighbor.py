@@ -1,7 +1,7 @@
 """Neighbours of seeds, drawn where they are: each rank draws for the nodes that it owns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -126,12 +126,12 @@ def make_sampler(
         weight: Floating (e,), in the order of `topology.csr`: what the chance of each edge is in
             proportion to; None: equal chances. On all ranks or on none.
     """
-    kind = _WholeSampler if transport.world_size == 1 else _ShardSampler
+    kind = _WholeSampler if topology.is_whole else _ShardSampler
     return kind(topology, fanout, transport, wanted or Wanted(), weight)
 
 
 class _WholeSampler:
-    """One rank has all rows, and takes each batch through all hops in one call."""
+    """This rank has all rows, and takes each batch through all hops in one call."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class _WholeSampler:
         wanted: Wanted,
         weight: Tensor | None,
     ) -> None:
-        del transport
         self._fanout, self._wanted = fanout, wanted
+        self._rank_ptr, self._transport = topology.rank_ptr, transport
         self._sampler = BlockSampler(
             topology.csr,
             fanout.num_neighbors,
@@ -162,7 +162,20 @@ class _WholeSampler:
                 for block in blocks
             ]
             samples.append(Sample([block.csr for block in blocks], drawn.n_id(batch), edges))
-        return samples
+        return samples if self._transport.world_size == 1 else self._with_shares(samples)
+
+    def _with_shares(self, samples: list[Sample]) -> list[Sample]:
+        """Collective. Ask the owners who else has the destinations, if that is wanted."""
+        if not self._wanted.shares:
+            return samples
+        shares: list[list[Tensor]] = [[] for _ in samples]
+        for layer in range(self._fanout.num_hops):
+            nodes = [sample.n_id[: sample.layers[layer].num_rows] for sample in samples]
+            requests = Requests.send(nodes, self._rank_ptr, self._transport, SAMPLE_CHANNEL)
+            of_batches = requests.of_batches(requests.answer_rows(requests.shares()))
+            for share, rows in zip(shares, of_batches, strict=True):
+                share.append(rows)
+        return [replace(s, row_share=share) for s, share in zip(samples, shares, strict=True)]
 
 
 class _Drawn(NamedTuple):

@@ -28,6 +28,7 @@ class Topology:
         rank_ptr: int64 (world_size + 1,); rank r owns the nodes from number `rank_ptr[r]` on.
         edge_ptr: int64 (world_size + 1,); edges are numbered over all ranks, those of rank r from
             `edge_ptr[r]` on, in the order of its shard.
+        is_whole: The rows are of all nodes, on every rank alike: of one rank, or shared.
     """
 
     csr: CSR
@@ -36,6 +37,7 @@ class Topology:
     number: Tensor
     rank_ptr: Tensor
     edge_ptr: Tensor
+    is_whole: bool
 
     @property
     def num_nodes(self) -> int:
@@ -82,4 +84,5 @@ def topology_of(shard: Shard, transport: Transport) -> Topology:
         number=torch.cat([number, exchange_rows(number, shard.plan, transport)]),
         rank_ptr=rank_ptr,
         edge_ptr=edge_ptr,
+        is_whole=transport.world_size == 1,
     )

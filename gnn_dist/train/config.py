@@ -208,6 +208,10 @@ class RunConfig:
     """Tell waiting for ranks that are late from transfer, at the cost of small messages."""
     cache: str = "0"
     """Memory of a rank for rows of others that batches need most, as 256M (minibatch)."""
+    topology: Literal["parts", "shared"] = "parts"
+    """Edges to draw from: a part a rank, or the whole once a machine (minibatch)."""
+    storage: Literal["same", "fp16", "bf16", "int8"] = "same"
+    """How features lie in memory and travel (minibatch)."""
     bulk: int = 4
     """Batches that are sampled and fetched in one round of messages (minibatch)."""
     prefetch: int = -1

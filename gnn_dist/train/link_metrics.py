@@ -18,7 +18,7 @@ def link_metrics(
     ks: Sequence[int] = (1, 3, 10),
     world: World | None = None,
 ) -> dict[str, float]:
-    """Collective, if ranks are given. Return the mean reciprocal rank and Hits@K of edges.
+    """Collective. Return the mean reciprocal rank and Hits@K of edges (alone without `world`).
 
     An edge's rank is one more than the negatives that score higher; a negative that scores equal
     counts one half. With negatives of its own an edge is a hit if its rank is at most K. With

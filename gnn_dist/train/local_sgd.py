@@ -253,6 +253,7 @@ def _loader_of(data: Shard, alone: World, config: TrainConfig) -> NodeLoader:
         seed=config.seed,
         bulk=config.bulk,
         ahead=config.prefetch,
+        storage=config.storage,
         sums=adds_up(config),
         shares=False,
     )

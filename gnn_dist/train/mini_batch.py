@@ -92,6 +92,8 @@ def _loader_of(
         bulk=config.bulk,
         ahead=config.prefetch,
         cache_bytes=config.cache_bytes(),
+        storage=config.storage,
+        topology=config.topology,
         **more,
     )
 
