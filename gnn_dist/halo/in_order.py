@@ -24,7 +24,7 @@ def rows_in_order(
     *,
     piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Collective, at every step. Yield ranges of all nodes' rows; no more is held anywhere.
+    """Collective. Yield ranges of all nodes' rows, at every step on all ranks; hold no more.
 
     Args:
         rows: (n, ...), of the nodes here.
