@@ -237,7 +237,8 @@ class Infer(FinishedRun):
     halo_memory: str = "1G"
     """Memory of a rank for rows of other ranks' nodes; more lie in a file."""
     work: str = ""
-    """Folder for that file, on a disk; by default the system's for temporary files."""
+    """Folder on a disk for that file, by default the system's for temporary files. If given, ranks
+    with several parts keep features and columns there, too, and not in memory."""
 
     def run(self, environment: Environment) -> int:
         """Write the files and say where they are."""
@@ -250,7 +251,9 @@ class Infer(FinishedRun):
             return code
         from gnn_dist.cli.inference import infer
 
-        return infer(config, folder, self.run_folder, self.options)
+        # A rank with one part reads features and columns where they are, and needs no disk for it.
+        spill = self.work or (folder if meta.num_parts == world_size else "")
+        return infer(config, folder, run=self.run_folder, spill=spill, options=self.options)
 
     def check(self, config: TrainConfig, meta: Meta, world_size: int) -> None:
         """Refuse, without torch, what cannot be."""

@@ -20,13 +20,14 @@ from gnn_dist.train.task import make_task
 __all__ = ["infer"]
 
 
-def infer(config: TrainConfig, folder: str, run: str, options: InferOptions) -> int:
+def infer(config: TrainConfig, folder: str, *, run: str, spill: str, options: InferOptions) -> int:
     """Collective. Load a run's best model and write what it says of all nodes.
 
     Args:
         config: The options of the run.
         folder: Partition folder.
         run: Run folder.
+        spill: As for `load_shard`; empty: features and structure are in memory.
         options: Where to, and how.
     """
     out = Path(options.out or run)
@@ -40,7 +41,7 @@ def infer(config: TrainConfig, folder: str, run: str, options: InferOptions) -> 
                 for name in names:
                     check_free(out / name, options.format, overwrite=options.overwrite)
         checkpoint = read_checkpoint(run, world, BEST)
-        shard = load_shard(folder, world, verify=config.verify, map_features=True)
+        shard = load_shard(folder, world, verify=config.verify, spill=spill or None)
         task = make_task(shard, config.split, world, loss=config.loss, metric=config.metric)
         model = make_model(config, shard, task, world)
         load_model(model, checkpoint, shard)
