@@ -204,7 +204,9 @@ def peaks(world, folder):
     shard = load_shard(folder, world)
     found = []
     for options in ({"model": "sage"}, {"model": "gat"}):
-        trainer = trainer_of(shard, world, {**options, "hidden": WIDTH, "precision": "fp64"})
+        trainer = trainer_of(
+            shard, world, {**options, "layers": 4, "hidden": WIDTH, "precision": "fp64"}
+        )
         with Alive() as whole:
             trainer.predict()
         row = [whole.peak]

@@ -282,7 +282,12 @@ class _Layer(NamedTuple):
 
     def rows(self, begin: int, end: int) -> Tensor:
         """Return the rows (end - begin, K) of some destinations."""
-        chunk, ids = _chunk_of(self.structure, begin, end)
+        structure = self.structure
+        if end - begin == structure.num_dst:
+            # As it is: what layers derive from it is then made once for all of them.
+            chunk, ids = structure, torch.arange(structure.num_src)
+        else:
+            chunk, ids = _chunk_of(structure, begin, end)
         return self.model.layer(self.number, self.sources.take(ids, self.dtype), Block(chunk))
 
 
