@@ -76,6 +76,7 @@ def _run(words: list[str], rank: int) -> int:
         | Annotated[commands.Convert, sub("convert")]
         | Annotated[commands.Train, sub("train")]
         | Annotated[commands.Evaluate, sub("evaluate")]
+        | Annotated[commands.Infer, sub("infer")]
     )
     command: commands.Command = tyro.cli(
         command_type,

@@ -6,15 +6,15 @@ None of them loads torch before the input has been checked.
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
 from gnn_dist.cli.arguments import as_flags, load_yaml
 from gnn_dist.cli.convert import Convert
-from gnn_dist.cli.environment import Command, Environment
+from gnn_dist.cli.environment import Command, Environment, InferOptions
 from gnn_dist.cli.inspect import Inspect
 from gnn_dist.cli.partitioning import (
     Generate,
@@ -26,7 +26,8 @@ from gnn_dist.cli.partitioning import (
 from gnn_dist.cli.tables import dataset_table
 from gnn_dist.comm.detect import LaunchInfo
 from gnn_dist.errors import ConfigError
-from gnn_dist.shard.format import META_FILE, read_meta
+from gnn_dist.shard.format import META_FILE, Meta, read_meta
+from gnn_dist.sizes import parse_size
 from gnn_dist.train.config import CONFIG_FILE, Backend, TrainConfig, check_split
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Environment",
     "Evaluate",
     "Generate",
+    "Infer",
     "Inspect",
     "PartitionCommand",
     "Train",
@@ -146,11 +148,8 @@ class Train(TrainConfig, PartitioningOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
-    """Evaluate the best model of a run on the whole graph, on any number of ranks.
-
-    Example: gnn-dist evaluate runs/cora --ranks 4
-    """
+class FinishedRun:
+    """What commands that load a run's best model have in common."""
 
     run_folder: Positional[str]
     """Run folder."""
@@ -162,36 +161,122 @@ class Evaluate:
     """Transport, as for train."""
     timeout: float = 300.0
     """Seconds to wait for another rank before giving up."""
+
+    def opened(self) -> tuple[TrainConfig, str, Meta]:
+        """Return the run's options, and the partition folder with its meta data."""
+        values = load_yaml(Path(self.run_folder) / CONFIG_FILE)
+        folder = self.parts or str(values.pop("dataset", ""))
+        values.pop("dataset", None)
+        changes = {"backend": self.backend, "timeout": self.timeout, "resume": ""}
+        return _parse_config({**values, **changes}), folder, read_meta(folder)
+
+    def world_size(self, meta: Meta) -> int:
+        """Return how many ranks there are to be; refuse more than parts."""
+        from gnn_dist.comm.detect import detect_launch
+
+        world_size = _world_size(self.ranks, detect_launch(os.environ))
+        meta.book.parts_of_rank(0, world_size)
+        return world_size
+
+    def start_ranks(
+        self, command: str, folder: str, world_size: int, options: dict[str, Any]
+    ) -> int | None:
+        """Start the ranks on this machine and wait for them; None: this process is a rank."""
+        from gnn_dist.comm.detect import detect_launch
+
+        if world_size == 1 or detect_launch(os.environ).world_size > 1:
+            return None
+        from gnn_dist.launch.local import launch_ranks
+
+        common = {"parts": folder, "backend": self.backend, "timeout": self.timeout}
+        argv = [command, self.run_folder, *as_flags({**common, **options}, option_types())]
+        return launch_ranks(argv, self.ranks, backend=self.backend)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(FinishedRun):
+    """Evaluate the best model of a run on the whole graph, on any number of ranks.
+
+    Example: gnn-dist evaluate runs/cora --ranks 4
+    """
+
     json: bool = False
     """Print JSON."""
 
     def run(self, environment: Environment) -> int:
         """Print the metric of every split."""
         del environment
-        from gnn_dist.comm.detect import detect_launch
-
-        values = load_yaml(Path(self.run_folder) / CONFIG_FILE)
-        folder = self.parts or str(values.pop("dataset", ""))
-        values.pop("dataset", None)
-        changes = {"backend": self.backend, "timeout": self.timeout, "resume": ""}
-        config = _parse_config({**values, **changes})
-        meta = read_meta(folder)
-        launch = detect_launch(os.environ)
-        world_size = _world_size(self.ranks, launch)
-        meta.book.parts_of_rank(0, world_size)
-        if world_size > 1 and launch.world_size <= 1:
-            from gnn_dist.launch.local import launch_ranks
-
-            options = {"parts": folder, "backend": self.backend, "timeout": self.timeout}
-            argv = [
-                "evaluate",
-                self.run_folder,
-                *as_flags({**options, "json": self.json}, option_types()),
-            ]
-            return launch_ranks(argv, self.ranks, backend=self.backend)
+        config, folder, meta = self.opened()
+        options = {"json": self.json}
+        code = self.start_ranks("evaluate", folder, self.world_size(meta), options)
+        if code is not None:
+            return code
         from gnn_dist.cli.ranks import evaluate
 
         return evaluate(config, folder, self.run_folder, as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infer(FinishedRun):
+    """Write what the best model of a run says of all nodes, ordered by original id.
+
+    Layer by layer, exactly, in bounded memory. Examples: gnn-dist infer runs/cora --ranks 4;
+    gnn-dist infer runs/cora --out results --format parquet --embeddings
+    """
+
+    out: str = ""
+    """Folder for predictions/ and embeddings/; by default the run folder."""
+    format: Literal["npy", "parquet"] = "npy"
+    """Of the files; parquet needs the package pyarrow."""
+    embeddings: bool = False
+    """Write the rows that enter the last layer, too."""
+    overwrite: bool = False
+    """Replace predictions and embeddings that are there."""
+    batch_size: int = 1 << 17
+    """Rows of sources that a rank reads at one time, for some of its nodes."""
+    halo_memory: str = "1G"
+    """Memory of a rank for rows of other ranks' nodes; more lie in a file."""
+    work: str = ""
+    """Folder on a disk for that file, by default the system's for temporary files. If given, ranks
+    with several parts keep features and columns there, too, and not in memory."""
+
+    def run(self, environment: Environment) -> int:
+        """Write the files and say where they are."""
+        del environment
+        config, folder, meta = self.opened()
+        world_size = self.world_size(meta)
+        self.check(config, meta, world_size)
+        code = self.start_ranks("infer", folder, world_size, asdict(self.options))
+        if code is not None:
+            return code
+        from gnn_dist.cli.inference import infer
+
+        # A rank with one part reads features and columns where they are, and needs no disk for it.
+        spill = self.work or (folder if meta.num_parts == world_size else "")
+        return infer(config, folder, run=self.run_folder, spill=spill, options=self.options)
+
+    def check(self, config: TrainConfig, meta: Meta, world_size: int) -> None:
+        """Refuse, without torch, what cannot be."""
+        parse_size(self.halo_memory)
+        if self.batch_size < 1:
+            raise ConfigError(
+                f"batch_size must be at least 1, got {self.batch_size}: change --batch-size"
+            )
+        if self.embeddings and config.layers == 1:
+            raise ConfigError(
+                "what enters the last layer of a model of one layer are the features: "
+                "drop --embeddings"
+            )
+        if config.model == "gat" and meta.cut == "vertex" and world_size > 1:
+            raise ConfigError(
+                "attention needs all in-edges of a node on one rank, and the partition is a "
+                "vertex-cut: run on one rank, or give an edge-cut partition with --parts"
+            )
+
+    @property
+    def options(self) -> InferOptions:
+        """The options beside those of all finished runs."""
+        return InferOptions(**{f.name: getattr(self, f.name) for f in fields(InferOptions)})
 
 
 def with_resumed_config(words: Sequence[str]) -> list[str]:
@@ -208,7 +293,7 @@ def with_resumed_config(words: Sequence[str]) -> list[str]:
 
 def option_types() -> dict[str, object]:
     """Return the type of every option of every command, by name with underscores."""
-    classes = (Datasets, PartitionCommand, Generate, Inspect, Convert, Train, Evaluate)
+    classes = (Datasets, PartitionCommand, Generate, Inspect, Convert, Train, Evaluate, Infer)
     return {field.name: field.type for command in classes for field in fields(command)}
 
 

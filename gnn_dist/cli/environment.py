@@ -1,9 +1,9 @@
-"""What every command is, and what it knows beside its own options."""
+"""What every command is, what it knows beside its own options, and options that ranks get."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-__all__ = ["Command", "Environment"]
+__all__ = ["Command", "Environment", "InferOptions"]
 
 
 @dataclass(frozen=True)
@@ -24,3 +24,16 @@ class Command(Protocol):
 
     def run(self, environment: Environment) -> int:
         """Do it; return the exit code."""
+
+
+@dataclass(frozen=True)
+class InferOptions:
+    """Where the command `infer` writes to, and how; see the command."""
+
+    out: str
+    format: Literal["npy", "parquet"]
+    embeddings: bool
+    overwrite: bool
+    batch_size: int
+    halo_memory: str
+    work: str

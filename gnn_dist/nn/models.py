@@ -92,24 +92,34 @@ class GNN(nn.Module):
             blocks: One per convolution, in their order.
         """
         hidden: Rows = x
-        for i, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
-            # What the activation can add in its own pass, the convolution leaves out.
-            late = self._late_bias(i)
-            rows: Tensor = (
-                conv(hidden, block) if late is None else conv(hidden, block, skip_bias=True)
-            )
-            if i < len(self.dropouts):
-                norm = self.norms[i]
-                rows = self.dropouts[i](
-                    norm(rows, block.counted) if isinstance(norm, BatchNorm) else rows,
-                    block.dst_id,
-                    bias=late,
-                    relu=True,
-                    # These convolutions do not look at their output again.
-                    inplace=late is not None,
-                )
+        for i, block in zip(range(self.num_blocks), blocks, strict=True):
+            rows: Tensor = self.layer(i, hidden, block)
             hidden = rows
         return rows
+
+    def layer(self, i: int, x: Rows, block: Block) -> Tensor:
+        """Collective. Return what a layer makes of its input: the rows that enter the next one.
+
+        Args:
+            i: Which convolution, with what stands behind it.
+            x: (n, width), as in `forward`.
+            block: Its graph.
+        """
+        # What the activation can add in its own pass, the convolution leaves out.
+        conv, late = self.convs[i], self._late_bias(i)
+        rows: Tensor = conv(x, block) if late is None else conv(x, block, skip_bias=True)
+        if i == len(self.dropouts):
+            return rows
+        norm = self.norms[i]
+        out: Tensor = self.dropouts[i](
+            norm(rows, block.counted) if isinstance(norm, BatchNorm) else rows,
+            block.dst_id,
+            bias=late,
+            relu=True,
+            # These convolutions do not look at their output again.
+            inplace=late is not None,
+        )
+        return out
 
     def _late_bias(self, i: int) -> Tensor | None:
         """Return the bias of a convolution that goes straight into an activation."""
