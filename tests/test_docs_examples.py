@@ -134,6 +134,7 @@ def test_the_readmes_commands_exist():
             commands.Train,
             commands.PartitionCommand,
             commands.Evaluate,
+            commands.Infer,
             commands.Inspect,
             commands.Convert,
         )

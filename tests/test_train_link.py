@@ -241,3 +241,25 @@ def test_a_partition_that_cuts_nodes_is_refused(tmp_path):
     graph = gd.load_dataset("sbm:nodes=40,blocks=2,features=4")
     gd.write_partition(graph, gd.partition_graph(graph, 2, "dbh"), tmp_path / "parts")
     assert len(run_ranks(cut, 2, tmp_path / "parts")) == 2
+
+
+def narrow(world, folder, dtype):
+    """The loss of an epoch, and a metric."""
+    shard = gd.load_shard(folder, world).with_dtype(dtype)
+    torch.manual_seed(0)
+    model = gd.LinkModel(build_model("sage", ModelShape(8, 8, 8)), gd.DotProduct())
+    loader = gd.LinkLoader(shard, world, [3, 3], batch_size=400)
+    steps = gd.LinkSteps(model, loader, torch.optim.Adam(model.parameters(), lr=0.01), world)
+    loss = steps.epoch(0)
+    rows = gd.node_rows(model.encoder, shard, world)
+    assert rows.dtype == torch.float32
+    pairs = shard.node_id[shard.edge_index[:, shard.edge_index[0] < shard.num_owned]]
+    return loss, gd.LinkEvaluation(shard, world, pairs)(rows, model.decoder)["mrr"]
+
+
+def test_rows_in_sixteen_bits(parts):
+    expected = narrow(gd.World.single(), parts, torch.float32)
+    for loss, mrr in run_ranks(narrow, 2, parts, torch.bfloat16):
+        assert loss == pytest.approx(expected[0], rel=0.02)
+        assert loss != expected[0]
+        assert mrr == pytest.approx(expected[1], rel=0.3)

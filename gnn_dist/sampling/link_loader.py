@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from gnn_dist.sampling.loading import Gathered, Loader, LoaderOptions
 from gnn_dist.sampling.negatives import Negatives, NegativeSampler, NegativeSampling, WholeBatch
 from gnn_dist.sampling.neighbor import Sample
 from gnn_dist.sampling.seeds import BatchPlan
+from gnn_dist.sampling.subgraph import Subgraph, subgraph_of
 from gnn_dist.sampling.supervision import all_edges, given_edges, without
 from gnn_dist.sampling.topology import topology_of
 from gnn_dist.shard.shard import Shard
@@ -91,6 +93,14 @@ class LinkBatch:
     def batch_size(self) -> int:
         """Edges of this rank, k."""
         return self.input_id.numel()
+
+    @cached_property
+    def subgraph(self) -> Subgraph:
+        """The batch as one graph, seeds first, for models that take `(x, edge_index)`.
+
+        `x[subgraph.rows]` are its features.
+        """
+        return subgraph_of(self.sample)
 
 
 class LinkLoader(Loader[EdgeShare, LinkBatch]):

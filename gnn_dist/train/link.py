@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError, GnnDistError
+from gnn_dist.nn.conv import Rows
 from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.link import LinkModel
 from gnn_dist.nn.models import GNN
@@ -83,16 +84,22 @@ def link_loss(model: LinkModel, batch: LinkBatch) -> Tensor:
     """
     if batch.x is None:
         raise ConfigError("training needs features, and the graph has none")
+    with _autocast(batch.x, batch.x.device):
+        return _loss_of(model, batch.x, batch)
+
+
+def _loss_of(model: LinkModel, x: Tensor, batch: LinkBatch) -> Tensor:
+    """Collective, if the encoder is. Return this rank's share of a batch's loss."""
     if batch.edge_label_index is not None:
         if batch.edge_label is None:
             raise ConfigError("training without negatives needs edge_label")
         src, dst = batch.edge_label_index
-        [scores] = model(batch.x, batch.blocks, [(src, dst)])
+        [scores] = model(x, batch.blocks, [(src, dst)])
         return edge_loss(scores, batch.edge_label, batch.size + batch.num_negatives)
     src, dst, other = batch.src_index, batch.dst_pos_index, batch.dst_neg_index
     if src is None or dst is None or other is None:
         raise ConfigError("a batch must have edge_label_index, or src_index and its destinations")
-    pos, neg = model(batch.x, batch.blocks, [(src, dst), (src[:, None], other)])
+    pos, neg = model(x, batch.blocks, [(src, dst), (src[:, None], other)])
     return triplet_loss(pos, neg, batch.num_negatives, batch.neg_mask)
 
 
@@ -146,6 +153,8 @@ class LinkSteps:
 def node_rows(encoder: GNN, shard: Shard, world: World) -> Tensor:
     """Collective. Return a model's rows (n, d) of the owned nodes, exactly, without dropout.
 
+    In 32 bits at least, whatever the features are in.
+
     Args:
         encoder: Takes `(x, blocks)`.
         shard: Along whose edges messages go.
@@ -154,9 +163,16 @@ def node_rows(encoder: GNN, shard: Shard, world: World) -> Tensor:
     was_training = encoder.training
     encoder.eval()
     blocks = exact_blocks(shard, world.transport, layers=encoder.num_blocks)
-    rows: Tensor = encoder(shard.required_features, blocks)
+    features = shard.required_features
+    with _autocast(features, world.device):
+        rows: Tensor = encoder(features, blocks)
     encoder.train(was_training)
-    return rows
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))
+
+
+def _autocast(x: Rows, device: torch.device) -> torch.autocast:
+    """Return what has products in bfloat16 where rows are."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=x.dtype == torch.bfloat16)
 
 
 class LinkEvaluation:
@@ -187,7 +203,9 @@ class LinkEvaluation:
         how: NegativeSampling | None = None,
         seed: int = 0,
     ) -> None:
-        self._world, transport = world, world.transport
+        # Messages of its own: nothing else that the ranks send can come between.
+        self._world, self._transport = world, world.split(0).transport
+        transport = self._transport
         how = how or NegativeSampling("triplet", 100)
         if how.method == "in_batch":
             raise ConfigError("an evaluation has no batches: draw its negatives from all nodes")
@@ -229,7 +247,7 @@ class LinkEvaluation:
             nothing.
         """
         store = FeatureStore(
-            {"rows": rows}, self._rank_ptr, self._world.transport, channel=EVALUATION_CHANNEL
+            {"rows": rows}, self._rank_ptr, self._transport, channel=EVALUATION_CHANNEL
         )
         was_training = decoder.training
         decoder.eval()
@@ -257,6 +275,6 @@ class LinkEvaluation:
     def _parts(self, size: int) -> Iterator[slice]:
         """Collective. Yield parts of the edges, as many on every rank; there may be empty ones."""
         count = torch.tensor([-(-len(self.edges) // size)])
-        self._world.transport.all_reduce(count, "max").wait()
+        self._transport.all_reduce(count, "max").wait()
         for begin, end in pairwise(range(0, (int(count) + 1) * size, size)):
             yield slice(begin, end)

@@ -18,7 +18,7 @@ def link_metrics(
     ks: Sequence[int] = (1, 3, 10),
     world: World | None = None,
 ) -> dict[str, float]:
-    """Collective. Return the mean reciprocal rank and Hits@K of edges (alone without `world`).
+    """Collective. Return the mean reciprocal rank and Hits@K of edges.
 
     An edge's rank is one more than the negatives that score higher; a negative that scores equal
     counts one half. With negatives of its own an edge is a hit if its rank is at most K. With
@@ -31,7 +31,7 @@ def link_metrics(
         neg: Floating (k, K), of each edge's own negatives; or (m,), negatives shared by all edges
             of all ranks, each given by one rank.
         ks: Which K.
-        world: The ranks that the edges are on; None for this one alone.
+        world: The ranks that the edges are on; None for this one alone, which then sends nothing.
 
     Returns:
         `mrr` and `hits@K` for each K; NaN without edges.
