@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from gnn_dist.comm.transport import Transport
-from gnn_dist.errors import ConfigError
 from gnn_dist.halo.transfers import send_counted
 from gnn_dist.ops.draws import DrawKey, uniform_by_id
 from gnn_dist.sampling.seeds import ORDER_SITE, BatchPlan
@@ -116,13 +115,7 @@ class EdgeBatches:
         count = torch.tensor([len(edges)])
         transport.all_reduce(count).wait()
         self.num_edges = int(count)
-        if plan.num_batches(self.num_edges) == 0:
-            raise ConfigError(
-                f"there are {self.num_edges} edges on all ranks, too few for a batch of "
-                f"{plan.batch_size}: lower batch_size, or do not drop the last batch"
-                if self.num_edges
-                else "no rank has an edge to learn from"
-            )
+        plan.check_enough(self.num_edges, "edges")
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""

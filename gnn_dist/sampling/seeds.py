@@ -45,6 +45,24 @@ class BatchPlan:
         whole, rest = divmod(num_seeds, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
+    def check_enough(self, number: int, what: str) -> None:
+        """Refuse to make batches of nothing.
+
+        Args:
+            number: Of seeds on all ranks.
+            what: What they are, for messages.
+
+        Raises:
+            ConfigError: There are none, or too few for one batch.
+        """
+        if number == 0:
+            raise ConfigError(f"no rank has {what}: there is nothing to start from")
+        if self.num_batches(number) == 0:
+            raise ConfigError(
+                f"there are {number} {what} on all ranks, too few for a batch of "
+                f"{self.batch_size}: lower batch_size, or do not drop the last batch"
+            )
+
 
 @dataclass(frozen=True, eq=False)
 class SeedShare:
@@ -103,13 +121,7 @@ class SeedBatches:
         self._owner: NDArray[np.int32] = owner[order].astype(np.int32)
         self._cost: NDArray[np.float32] = costs[order]
         self.num_seeds = len(order)
-        if plan.num_batches(self.num_seeds) == 0:
-            raise ConfigError(
-                f"there are {self.num_seeds} seeds on all ranks, too few for a batch of "
-                f"{plan.batch_size}: lower batch_size, or do not drop the last batch"
-                if self.num_seeds
-                else "no rank has a seed: mark nodes to train on"
-            )
+        plan.check_enough(self.num_seeds, "seeds")
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
