@@ -7,6 +7,7 @@ from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.nn.models import GNN, ModelShape, build_model
+from gnn_dist.parallel.table_state import own_state
 from gnn_dist.shard.shard import Shard
 from gnn_dist.train.checkpoint import Checkpoint
 from gnn_dist.train.config import TrainConfig
@@ -44,8 +45,8 @@ def place_model(model: nn.Module, config: TrainConfig, world: World) -> None:
     model.to(device=world.device, dtype=dtype)
 
 
-def load_model(model: nn.Module, checkpoint: Checkpoint, shard: Shard) -> None:
-    """Load a checkpoint's parameters.
+def load_model(model: nn.Module, checkpoint: Checkpoint, shard: Shard, world: World) -> None:
+    """Collective if the model has a table of nodes. Load a checkpoint's parameters.
 
     Raises:
         ConfigError: The checkpoint is of another graph, or of a model of another shape.
@@ -56,7 +57,7 @@ def load_model(model: nn.Module, checkpoint: Checkpoint, shard: Shard) -> None:
             "the run was started on, or another partition of the same graph"
         )
     try:
-        model.load_state_dict(checkpoint.model)
+        model.load_state_dict(own_state(model, checkpoint.model, world))
     except RuntimeError as error:
         raise ConfigError(
             f"the checkpoint is of another model: {str(error).splitlines()[-1].strip()}"
