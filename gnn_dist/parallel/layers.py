@@ -12,7 +12,14 @@ from gnn_dist.halo.block import Block
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.placement import Kind, mark, placement
 
-__all__ = ["inside", "message_passing_layers", "row_by_row", "row_by_row_modules"]
+__all__ = [
+    "inside",
+    "message_passing_layers",
+    "of_many_rows",
+    "row_by_row",
+    "row_by_row_modules",
+    "single_element_norms",
+]
 
 # Layers whose message is the source's row, times an argument of this name where it is given.
 # What counts is the function itself: a subclass with another message is not among them.
@@ -89,6 +96,24 @@ def row_by_row_modules(model: nn.Module) -> list[nn.Module]:
     from torch_geometric.nn import HeteroLinear
 
     return [module for module in model.modules() if isinstance(module, HeteroLinear)]
+
+
+@contextmanager
+def of_many_rows(module: Any) -> Iterator[None]:
+    """Have a batch norm count the graph's rows, where it would do without statistics of one."""
+    before, module.allow_single_element = module.allow_single_element, False
+    try:
+        yield
+    finally:
+        module.allow_single_element = before
+
+
+def single_element_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the batch norms of a model that ask whether a rank has more than one row."""
+    from torch_geometric.nn import BatchNorm
+
+    norms = (m for m in model.modules() if isinstance(m, BatchNorm) and m.allow_single_element)
+    return list(norms)
 
 
 def _aggregate(layer: Any, call: Call, plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,147 @@
+"""Whole models as users port them, on ranks of which one has no nodes or as many edges as nodes."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from awkward import NUM_FEATURES, awkward_case
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.utils import dropout_edge, scatter
+
+import gnn_dist as gd
+from gnn_dist.errors import ConfigError
+from gnn_dist.testing import run_ranks
+
+pytestmark = pytest.mark.mpi
+
+K = 6
+CASES = ("empty part", "isolated nodes")
+
+
+class Again(nn.Module):
+    """Its layers run again in the backward, and so does what they need of other ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = pyg.GATConv(NUM_FEATURES, 3, heads=2, dropout=0.2)
+        self.second = pyg.GINConv(nn.Sequential(nn.Linear(K, K), nn.Tanh(), nn.Linear(K, K)))
+        self.norm = pyg.GraphNorm(K)
+        self.out = pyg.SAGEConv(K, 3)
+
+    def block(self, x, edge_index):
+        x = self.norm(self.second(x, edge_index))
+        x = F.dropout(x - x.mean(0).sin(), 0.3, self.training)
+        row, col = edge_index
+        near = scatter(x[row].sin(), col, 0, len(x), "sum")
+        return near + checkpoint(self.inner, x, edge_index, use_reentrant=False)
+
+    def inner(self, x, edge_index):
+        return self.second(F.dropout(x, 0.5, self.training), edge_index).tanh()
+
+    def forward(self, x, edge_index):
+        x = F.dropout(x, 0.1, self.training)
+        x = checkpoint(self.first, x, edge_index, use_reentrant=False).relu()
+        x = checkpoint(self.block, x, edge_index, use_reentrant=False)
+        return self.out(F.dropout(x, 0.2, self.training), edge_index)
+
+
+class OneGraph(nn.Module):
+    """Says that all nodes are of one graph, by whole numbers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.GCNConv(NUM_FEATURES, K)
+        self.norms = nn.ModuleList([pyg.GraphNorm(K), pyg.InstanceNorm(K), pyg.LayerNorm(K)])
+        self.common, self.out = nn.Parameter(torch.ones(1, K)), nn.Linear(K, 3)
+
+    def forward(self, x, edge_index):
+        ways = [torch.zeros(len(x), dtype=torch.long), edge_index.new_zeros(x.size(0))]
+        batch = ways[1]
+        x = self.conv(x, edge_index) + self.common.expand(int(batch.max()) + 1, -1)[batch]
+        for norm, batch in zip(self.norms, [*ways, ways[0]], strict=True):
+            x = norm(x, batch)
+        return self.out(x + pyg.global_add_pool(x, batch)[batch] * pyg.global_max_pool(x, batch))
+
+
+class Dropped(nn.Module):
+    """Drops edges, and has a norm that asks whether there is more than one row."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = pyg.GCNConv(NUM_FEATURES, K)
+        self.norm = pyg.BatchNorm(K, allow_single_element=True)
+        self.second = pyg.GATConv(K, 3)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = dropout_edge(edge_index, p=0.4, training=self.training)
+        return self.second(self.norm(self.first(x, edge_index)), edge_index)
+
+
+MODELS = {"again": Again, "one graph": OneGraph, "dropped": Dropped}
+
+
+def one_step(shard, model):
+    x = shard.x.clone().requires_grad_()
+    out = model(x, shard.edge_index)
+    rows = shard.node_id[:, None].double().cos()
+    (out.square().sum() + (out * rows).sum()).backward()
+    gradients = [p.grad.numpy() for p in model.parameters()]
+    return shard.node_id.numpy(), out.detach().numpy(), x.grad.numpy(), gradients
+
+
+def all_steps(world, folders, *, plain=False, training=True):
+    results = {}
+    for case, folder in folders.items():
+        shard = gd.load_shard(folder, world)
+        for name, make in MODELS.items():
+            torch.manual_seed(1)
+            model = make().double().train(training)
+            followed = model if plain else gd.parallelize(model, shard, world, seed=3)
+            results[case, name] = one_step(shard, followed)
+    return results
+
+
+def evaluated(world, folders, plain):
+    return all_steps(world, folders, plain=plain, training=False)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_whole_models_are_exact(training, tmp_path):
+    cut, whole = {}, {}
+    for case in CASES:
+        _, graph, partition = awkward_case(case, 3)
+        cut[case], whole[case] = tmp_path / f"cut {case}", tmp_path / f"whole {case}"
+        gd.write_partition(graph, partition, cut[case])
+        gd.write_partition(graph, gd.Partition(np.zeros(graph.num_nodes, np.int64), 1), whole[case])
+    if training:
+        [expected] = run_ranks(all_steps, 1, whole)
+        by_rank = run_ranks(all_steps, 3, cut)
+    else:
+        [expected] = run_ranks(evaluated, 1, whole, True)
+        by_rank = run_ranks(evaluated, 3, cut, False)
+    for key, (ids, *rows, gradients) in expected.items():
+        found = [rank[key] for rank in by_rank]
+        order = np.argsort(np.concatenate([rank[0] for rank in found]))
+        for i, values in enumerate(rows, 1):
+            mine = np.concatenate([rank[i] for rank in found])[order]
+            np.testing.assert_allclose(
+                mine, values[np.argsort(ids)], rtol=1e-9, atol=1e-9, err_msg=str(key)
+            )
+        for mine, values in zip(found[0][3], gradients, strict=True):
+            np.testing.assert_allclose(mine, values, rtol=1e-9, atol=1e-9, err_msg=str(key))
+
+
+def checkpointed(world, folder, halo):
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(Again().double(), shard, world, halo=halo)
+    with pytest.raises(ConfigError, match=r"first.*other rows: use an exact policy"):
+        model(shard.x, shard.edge_index)
+    model.eval()(shard.x, shard.edge_index)
+
+
+def test_what_runs_again_needs_an_exact_policy(tmp_path):
+    _, graph, partition = awkward_case("isolated nodes", 2)
+    gd.write_partition(graph, partition, tmp_path / "parts")
+    run_ranks(checkpointed, 2, tmp_path / "parts", "delayed")
