@@ -79,7 +79,29 @@ class Dropped(nn.Module):
         return self.second(self.norm(self.first(x, edge_index)), edge_index)
 
 
-MODELS = {"again": Again, "one graph": OneGraph, "dropped": Dropped}
+class Compiled(nn.Module):
+    """Two ways to compile a layer; both run as written here."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.compile(pyg.SAGEConv(NUM_FEATURES, K), backend=never)
+        self.second = pyg.GCNConv(K, 3)
+        self.second.compile(backend=never)
+
+    def forward(self, x, edge_index):
+        x = self.first(x, edge_index)
+        return self.second((x - x.mean(0)).relu(), edge_index)
+
+
+def never(graph, example_inputs):
+    raise AssertionError("compiled, so that no function is seen")
+
+
+MODELS = {"again": Again, "one graph": OneGraph, "dropped": Dropped, "compiled": Compiled}
+REFUSED = {
+    "LINKX": (lambda: pyg.LINKX(24, NUM_FEATURES, K, 3, 2), "a row for each node"),
+    "CorrectAndSmooth": (lambda: pyg.CorrectAndSmooth(1, 0.5, 1, 0.5), "sum of a mask"),
+}
 
 
 def one_step(shard, model):
@@ -96,6 +118,8 @@ def all_steps(world, folders, *, plain=False, training=True):
     for case, folder in folders.items():
         shard = gd.load_shard(folder, world)
         for name, make in MODELS.items():
+            if plain and name == "compiled":
+                continue
             torch.manual_seed(1)
             model = make().double().train(training)
             followed = model if plain else gd.parallelize(model, shard, world, seed=3)
@@ -121,6 +145,7 @@ def test_whole_models_are_exact(training, tmp_path):
     else:
         [expected] = run_ranks(evaluated, 1, whole, True)
         by_rank = run_ranks(evaluated, 3, cut, False)
+    assert {"again", "one graph", "dropped"} <= {name for _, name in expected}
     for key, (ids, *rows, gradients) in expected.items():
         found = [rank[key] for rank in by_rank]
         order = np.argsort(np.concatenate([rank[0] for rank in found]))
@@ -145,3 +170,10 @@ def test_what_runs_again_needs_an_exact_policy(tmp_path):
     _, graph, partition = awkward_case("isolated nodes", 2)
     gd.write_partition(graph, partition, tmp_path / "parts")
     run_ranks(checkpointed, 2, tmp_path / "parts", "delayed")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_ready_models_that_count_or_number_nodes_are_refused(name):
+    make, reason = REFUSED[name]
+    with pytest.raises(ConfigError, match=reason):
+        gd.parallelize(make(), None, None)

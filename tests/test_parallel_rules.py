@@ -124,6 +124,19 @@ REFUSED = {
     "moved": (lambda x, e: x.roll(1, 0), "moves the rows"),
     "lists": (lambda x, e: x * len(e[0].tolist()), "outside PyTorch"),
     "ids": (lambda x, e: x + e[0].sum(), "local ids"),
+    "a table by local ids": (lambda x, e: x + torch.ones(99)[e[0]].sum(), "looks up local ids"),
+    "rows by local ids": (
+        lambda x, e: x + torch.ones(99, 1).index_select(0, e[1]).sum(),
+        "looks up local ids",
+    ),
+    "entries by local ids": (
+        lambda x, e: x + torch.ones(99).gather(0, e[0]).sum(),
+        "looks up local ids",
+    ),
+    "a matrix of edges": (
+        lambda x, e: torch.sparse_coo_tensor(e, torch.ones(e.size(1)), (len(x), len(x))) @ x,
+        "makes a matrix of this rank's edges",
+    ),
     "ids as numbers": (lambda x, e: x + e[1].float().mean(), "local ids"),
     "maximum at sources": (
         lambda x, e: utils.scatter(x[e[1]], e[0], dim_size=len(x), reduce="max"),

@@ -1,7 +1,9 @@
 """One forward of a parallelized model: what its functions need of other ranks, and its draws."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from gnn_dist.shard.shard import Shard
 
 __all__ = ["Call", "ExchangeAt", "Place"]
 
+AUTOGRAD = torch.autograd.function.__file__
 # Takes a number and whether halo rows must be exact.
 ExchangeAt = Callable[[int, bool], LayerExchange]
 
@@ -229,16 +232,26 @@ class Call:
 
     def check_gradient(self, what: str) -> None:
         """Refuse what a backward runs again, outside this call, with other rows and draws."""
-        if self.with_gradient and not torch.is_grad_enabled():
+        if self.with_gradient and not torch.is_grad_enabled() and _in_own_backward():
             raise ConfigError(
-                f"{what} runs without gradients inside a model that has them: use "
-                "checkpoint(..., use_reentrant=False), or requires_grad_(False) in place of "
-                "no_grad()"
+                f"{what} runs in a function with a backward of its own, which would run it again: "
+                "use checkpoint(..., use_reentrant=False)"
             )
 
     def as_nodes(self, x: Tensor, dim: int) -> Tensor:
         """Mark rows of owned nodes."""
         return mark(x, Placement(Kind.NODES, dim))
+
+
+def _in_own_backward() -> bool:
+    """Return whether a function with a backward of its own runs, whose forward has no gradients."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename == AUTOGRAD:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Fold(torch.autograd.Function):

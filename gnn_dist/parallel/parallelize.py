@@ -46,8 +46,10 @@ from gnn_dist.parallel.checkpointing import Replayer
 from gnn_dist.parallel.dgl_call import inside_dgl, uses_dgl
 from gnn_dist.parallel.edge_lists import EdgeLists
 from gnn_dist.parallel.layers import (
+    compiled_modules,
     inside,
     message_passing_layers,
+    not_compiled,
     of_many_rows,
     row_by_row,
     row_by_row_modules,
@@ -227,6 +229,8 @@ class Parallelized(nn.Module):
         """Have what the model calls be seen while this lasts."""
         with ExitStack() as stack:
             stack.enter_context(tables_in_use(self.module))
+            for compiled in compiled_modules(self.module):
+                stack.enter_context(not_compiled(compiled))
             for layer in message_passing_layers(self.module):
                 stack.enter_context(inside(layer, call))
             for module in row_by_row_modules(self.module):
