@@ -242,6 +242,9 @@ def test_parameters_by_name():
         ({"metric": "rmse"}, "rmse is for numbers"),
         ({"model": Net, "precision": "bf16"}, "for the ready models"),
         ({"parts": targets()}, "use DistNodeRegressor"),
+        ({"model": wide_net}, "must return 3 numbers for each node"),
+        ({"callbacks": [print]}, "callbacks must be a list"),
+        ({"callbacks": gd.Callback()}, "callbacks must be a list"),
     ],
 )
 def test_what_cannot_work_is_refused_by_fit(options, message):
@@ -258,6 +261,8 @@ def test_what_cannot_work_is_refused_by_fit(options, message):
         (None, [1], "y must come with nodes"),
         ([], None, "at least one node"),
         ([0.5], None, "must be original ids"),
+        ([0, 1], [1.0, float("nan")], "must not be NaN"),
+        ([0, 1], [None, "a"], "of one kind"),
     ],
 )
 def test_wrong_nodes_are_refused(nodes, y, message):
@@ -376,9 +381,9 @@ def loaded_on(world, path):
 class TableNet(Net):
     """With rows of its own for all nodes."""
 
-    def __init__(self):
+    def __init__(self, device=None):
         super().__init__()
-        self.emb = torch.nn.Embedding(N, 3)
+        self.emb = torch.nn.Embedding(N, 3, device=device)
 
     def forward(self, x, edge_index):
         return self.inner(x + self.emb.weight, edge_index)
@@ -386,6 +391,11 @@ class TableNet(Net):
 
 def with_table():
     return TableNet()
+
+
+def test_a_table_need_not_be_made():
+    whole = [local(model=lambda: TableNet("meta")).fit().predict_proba() for _ in range(2)]
+    np.testing.assert_array_equal(*whole)
 
 
 def test_it_is_loaded_on_other_ranks_with_its_tables(parts, tmp_path):

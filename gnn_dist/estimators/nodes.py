@@ -18,7 +18,7 @@ from gnn_dist.estimators.saved import OF_A_PROCESS, FittedAs, Saved
 from gnn_dist.estimators.shards import shard_of
 from gnn_dist.estimators.tasks import pick, scoring_task, training_task
 from gnn_dist.shard.shard import Shard
-from gnn_dist.train.callbacks import Callback, KeepBest
+from gnn_dist.train.callbacks import Callback, KeepBest, check_callbacks
 from gnn_dist.train.config import TrainConfig
 from gnn_dist.train.losses import LossFunction, aligned, check_loss
 from gnn_dist.train.metrics import make_metric
@@ -109,12 +109,12 @@ class _NodeEstimator(Parameters):
         """
         world = self.world or world_of_process()
         with world.everywhere("reading parameters"):
-            config = self._config()
+            config, callbacks = self._config(), check_callbacks(self.callbacks)
             _check_nodes(nodes, y)
         # Rank 0's seed: without one, each has drawn another.
         config = replace(config, seed=world.transport.all_gather_object(config.seed)[0])
         best = [KeepBest()] if self.keep_best else []
-        trainer, classes = self._trainer(config, (nodes, y), world, [*self.callbacks, *best])
+        trainer, classes = self._trainer(config, (nodes, y), world, [*callbacks, *best])
         losses = _Losses()
         trainer.callbacks.append(losses)
         self.summary_ = trainer.fit(keep=bool(self.out))

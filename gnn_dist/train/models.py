@@ -1,7 +1,7 @@
 """Models at the start of a run: ready ones by configuration, the user's own, or a checkpoint's."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
@@ -42,7 +42,13 @@ def make_model(config: TrainConfig, shard: Shard, task: NodeTask, world: World) 
 def place_model(model: nn.Module, config: TrainConfig, world: World) -> None:
     """Move a model to the device of a rank, and its parameters to the precision of a run."""
     dtype = torch.promote_types(ROW_DTYPES[config.precision], torch.float32)
-    model.to(device=world.device, dtype=dtype)
+
+    def placed(tensor: Tensor) -> Tensor:
+        # What is on the meta device, a table that is still to be drawn, is nowhere to be moved.
+        to = tensor.device if tensor.is_meta else world.device
+        return tensor.to(to, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    model._apply(placed)  # type: ignore[no-untyped-call]
 
 
 def load_model(model: nn.Module, checkpoint: Checkpoint, shard: Shard, world: World) -> None:

@@ -20,7 +20,7 @@ from gnn_dist.nn.models import GNN
 from gnn_dist.parallel.table_state import load_optimizer, whole_optimizer, whole_state
 from gnn_dist.parallel.tables import tables
 from gnn_dist.shard.shard import Shard
-from gnn_dist.train.callbacks import Callback
+from gnn_dist.train.callbacks import Callback, check_callbacks
 from gnn_dist.train.checkpoint import (
     BEST,
     CHECKPOINT_FOLDER,
@@ -91,7 +91,7 @@ class Trainer:
         task: NodeTask | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.config, self.world, self.callbacks = config, world, list(callbacks)
+        self.config, self.world, self.callbacks = config, world, check_callbacks(callbacks)
         self.dataset = dataset or shard.meta.dataset
         self.shard = shard.with_dtype(ROW_DTYPES[config.precision])
         self.shard.required_features  # noqa: B018 - refuse a graph without features at once
