@@ -74,7 +74,15 @@ def seeded(make):
 
 
 # (x (n, F), edges) -> rows of nodes, or what is equal on all ranks.
+def changed_between(x, e):
+    rows = x.sin()
+    first = torch.zeros_like(x).index_add(0, e[1], rows[e[0]])
+    rows.add_(1.0)
+    return first + torch.zeros_like(x).index_add(0, e[1], rows[e[0]])
+
+
 ROWS = {
+    "rows changed in place": changed_between,
     "degrees of sources": degrees_of_sources,
     "random walk": random_walk,
     "laplacian": laplacian,
@@ -110,6 +118,8 @@ POOLS = {
     "attention": attention_pool,
     "aggregation": lambda x, e: pyg.MultiAggregation(["mean", "std", "softmax"])(x),
     "norm": lambda x, e: x.norm() + torch.linalg.vector_norm(x, 1),
+    "norm of zeros": lambda x, e: (x * torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).norm(dim=0),
+    "variance": lambda x, e: x.var(0, correction=None) + x.var(0, correction=0),
     "any": lambda x, e: x.sum() * (x > 0.2).any() + (x > 9).all(),
 }
 REFUSED = {
