@@ -81,7 +81,13 @@ def changed_between(x, e):
     return first + torch.zeros_like(x).index_add(0, e[1], rows[e[0]])
 
 
+def counts(x, e):
+    out = torch.bincount(e[0], minlength=len(x)) + 2 * torch.bincount(e[1], minlength=len(x))
+    return x * out[:, None]
+
+
 ROWS = {
+    "counts of ends": counts,
     "rows changed in place": changed_between,
     "degrees of sources": degrees_of_sources,
     "random walk": random_walk,
@@ -291,3 +297,34 @@ def test_edges_are_dropped_by_id(folders, tmp_path):
     order = np.argsort(np.concatenate([p[0] for p in parts]))
     for i, whole in ((1, first), (2, second)):
         close(torch.cat([p[i] for p in parts])[order], whole, f"step {i}")
+
+
+def set_at_sources(x, e):
+    rows = x.clone()
+    rows[e[0]] = 1.0
+    return rows
+
+
+def refused_apart(world, folder):
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(make(set_at_sources), shard, world, probe=False)
+    with pytest.raises(ConfigError, match="sets rows at the sources of edges"):
+        model(shard.x, shard.edge_index)
+
+
+def test_rows_of_other_ranks_are_not_set(folders):
+    run_ranks(refused_apart, 3, folders["random partition"])
+
+
+def two_draws(world, folder):
+    shard = gd.load_shard(folder, world)
+    drop = torch.nn.functional.dropout
+    model = gd.parallelize(
+        make(lambda x, e: torch.cat([drop(x.exp()), drop(x.exp())], 1)), shard, world
+    )
+    first, second = model(shard.x, shard.edge_index).chunk(2, 1)
+    assert not torch.equal(first == 0, second == 0)
+
+
+def test_draws_of_a_forward_differ(folders):
+    run_ranks(two_draws, 1, folders["random partition"])
