@@ -127,6 +127,7 @@ WRONG = {
     "running sum": (lambda n, x, e: x.cumsum(0), "cumsum goes over the rows"),
     "pairs": (lambda n, x, e: (x @ x.t()).softmax(1) @ x, "pairs each of this rank's rows"),
     "sort": (lambda n, x, e: x.sort(0).values, "sort goes over the rows"),
+    "nodes in turn": (lambda n, x, e: n.inner(x[None])[0][0], "rnn_tanh goes over the rows"),
     "list": (degrees, "tolist of rows"),
     "columns": (lambda n, x, e: F.group_norm(x.t()[None], 2)[0].t(), "this rank's rows alone"),
     "shift": (lambda n, x, e: x + torch.cat([x[1:], x[:1]]), "by position"),

@@ -131,6 +131,11 @@ POOLS = {
 REFUSED = {
     "first rows": (lambda x, e: x[:3], "by position"),
     "one row": (lambda x, e: x - x[0], "by position"),
+    "a loss": (
+        lambda x, e: x * torch.nn.functional.mse_loss(x, x + 1),
+        "puts the rows of this rank's owned nodes together",
+    ),
+    "as many rows": (lambda x, e: x + x[x[:, 0] > -99.0], "beside some, picked by position"),
     "sort": (lambda x, e: x.sort(0).values, "goes over the rows"),
     "top": (lambda x, e: x.topk(2, 0).values, "goes over the rows"),
     "sum so far": (lambda x, e: x.cumsum(0), "goes over the rows"),
