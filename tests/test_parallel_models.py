@@ -190,3 +190,17 @@ def test_ready_models_that_count_or_number_nodes_are_refused(name):
     make, reason = REFUSED[name]
     with pytest.raises(ConfigError, match=reason):
         gd.parallelize(make(), None, None)
+
+
+def test_what_runs_again_draws_the_same(tmp_path, monkeypatch):
+    _, graph, partition = awkward_case("isolated nodes", 1)
+    gd.write_partition(graph, partition, tmp_path / "parts")
+    world = gd.World.single()
+    shard, found = gd.load_shard(tmp_path / "parts", world), []
+    for once in (False, True):
+        if once:
+            monkeypatch.setitem(globals(), "checkpoint", lambda f, *args, **_: f(*args))
+        torch.manual_seed(1)
+        found.append(one_step(shard, gd.parallelize(Again().double(), shard, world, seed=3)))
+    for again, plain in zip(found[0][3], found[1][3], strict=True):
+        np.testing.assert_allclose(again, plain, rtol=1e-9, atol=1e-9)
