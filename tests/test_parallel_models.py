@@ -61,7 +61,7 @@ class OneGraph(nn.Module):
         ways = [torch.zeros(len(x), dtype=torch.long), edge_index.new_zeros(x.size(0))]
         batch = ways[1]
         x = self.conv(x, edge_index) + self.common.expand(int(batch.max()) + 1, -1)[batch]
-        x = x + self.virtual(torch.zeros(1, dtype=torch.long))
+        x = x + self.virtual(torch.zeros(1, dtype=torch.long)).sum(0)
         for norm, batch in zip(self.norms, [*ways, ways[0]], strict=True):
             x = norm(x, batch)
         return self.out(x + pyg.global_add_pool(x, batch)[batch] * pyg.global_max_pool(x, batch))
