@@ -83,7 +83,7 @@ def python_page(world, folder, runs, blocks):
 def test_the_page_on_python(tmp_path):
     pytest.importorskip("sklearn")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     graph = gd.load_dataset("grid:rows=12,cols=12")
     place = np.arange(144) % 3
     graph = graph.replace(train_mask=place == 0, val_mask=place == 1, test_mask=place == 2)

@@ -1,6 +1,8 @@
 """Estimators: the numbers of a Trainer and of plain PyG, and scikit-learn's protocol."""
 
+import copy
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from torch_geometric.nn import GraphSAGE
 
 import gnn_dist as gd
 from gnn_dist.comm.world import World
-from gnn_dist.errors import ConfigError
+from gnn_dist.errors import ConfigError, GnnDistError
 from gnn_dist.interop import graph_to_pyg
 from gnn_dist.testing import run_ranks
 
@@ -240,6 +242,9 @@ def test_parameters_by_name():
         ({"metric": "rmse"}, "rmse is for numbers"),
         ({"model": Net, "precision": "bf16"}, "for the ready models"),
         ({"parts": targets()}, "use DistNodeRegressor"),
+        ({"model": wide_net}, "must return 3 numbers for each node"),
+        ({"callbacks": [print]}, "callbacks must be a list"),
+        ({"callbacks": gd.Callback()}, "callbacks must be a list"),
     ],
 )
 def test_what_cannot_work_is_refused_by_fit(options, message):
@@ -256,6 +261,8 @@ def test_what_cannot_work_is_refused_by_fit(options, message):
         (None, [1], "y must come with nodes"),
         ([], None, "at least one node"),
         ([0.5], None, "must be original ids"),
+        ([0, 1], [1.0, float("nan")], "must not be NaN"),
+        ([0, 1], [None, "a"], "of one kind"),
     ],
 )
 def test_wrong_nodes_are_refused(nodes, y, message):
@@ -315,3 +322,85 @@ def test_scikit_learn_takes_them():
     assert search.best_params_ == {"lr": 0.05}
     expected = made.set_params(lr=0.05).fit(ALL, graph().y).score(ALL, graph().y)
     assert search.score(ALL, graph().y) == pytest.approx(expected)
+
+
+def in_a_file(fitted):
+    return pickle.loads(pickle.dumps(fitted))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"model": Net}, {"model": Net(), "keep_best": True}, {"batch_norm": True}]
+)
+def test_a_fitted_estimator_is_saved_and_loaded(options, parts):
+    clf = local(parts=parts / "classes", callbacks=[gd.Callback()], **options)
+    assert not in_a_file(clf).__sklearn_is_fitted__()
+    proba, score = clf.fit().predict_proba(), clf.score()
+    clf.set_params(hidden=9, lr=1.0)  # which is for the next fit
+    loaded = in_a_file(in_a_file(clf))  # the second time without having been used
+    assert vars(loaded).keys().isdisjoint({"trainer_", "model_", "world_"})
+    np.testing.assert_array_equal(loaded.predict_proba(), proba)
+    assert loaded.score() == copy.deepcopy(clf).score() == score
+    assert (loaded.n_iter_, loaded.lr) == (clf.n_iter_, 1.0)
+    assert loaded.model_ is loaded.trainer_.model
+    assert in_a_file(loaded).score() == score
+    assert not hasattr(loaded.__sklearn_clone__(), "model_")
+
+
+def test_a_saved_estimator_holds_what_fit_was_given_and_no_graph(parts, tmp_path):
+    names, folder = np.array(["a", "b", "c"])[graph().y], tmp_path / "moved"
+    clf = local(parts=tmp_path / "parts")
+    gd.write_partition(graph(), gd.partition_graph(graph(), 2, "best"), clf.parts)
+    clf.fit(ALL[:30], names[:30])
+    data = pickle.dumps(clf)
+    expected = clf.predict(), clf.score(ALL[30:], names[30:])
+    clf.parts.rename(folder)
+    loaded = pickle.loads(data)
+    with pytest.raises(GnnDistError, match="does not exist"):
+        loaded.predict()
+    with pytest.raises(ConfigError, match="another graph"):
+        loaded.set_params(parts=parts / "labels").predict()
+    loaded.set_params(parts=folder)
+    np.testing.assert_array_equal(loaded.predict(), expected[0])
+    assert loaded.score(ALL[30:], names[30:]) == expected[1]
+
+
+def saved_on(world, parts, kind, path):
+    made = getattr(gd, kind)(model=with_table, parts=parts, world=world, **FAST).fit()
+    data = pickle.dumps(made)
+    if world.is_main:
+        path.write_bytes(data)
+    return made.predict_proba()
+
+
+def loaded_on(world, path):
+    made = pickle.loads(path.read_bytes())
+    made.set_params(world=world)
+    return made.predict_proba(), made.node_ids_, made.predict(local=True)
+
+
+class TableNet(Net):
+    """With rows of its own for all nodes."""
+
+    def __init__(self, device=None):
+        super().__init__()
+        self.emb = torch.nn.Embedding(N, 3, device=device)
+
+    def forward(self, x, edge_index):
+        return self.inner(x + self.emb.weight, edge_index)
+
+
+def with_table():
+    return TableNet()
+
+
+def test_a_table_need_not_be_made():
+    whole = [local(model=lambda: TableNet("meta")).fit().predict_proba() for _ in range(2)]
+    np.testing.assert_array_equal(*whole)
+
+
+def test_it_is_loaded_on_other_ranks_with_its_tables(parts, tmp_path):
+    path = tmp_path / "saved"
+    [proba, *_] = run_ranks(saved_on, 2, parts / "classes", "DistNodeClassifier", path)
+    for same, ids, mine in run_ranks(loaded_on, 3, path):
+        np.testing.assert_allclose(same, proba, rtol=1e-9)
+        np.testing.assert_array_equal(mine, proba.argmax(1)[ids])

@@ -113,11 +113,6 @@ def degrees(net, x, edge_index):
     return x * torch.tensor(degree, dtype=x.dtype)[:, None]
 
 
-def checkpointed(net, x, edge_index):
-    # The backward runs it again, untraced.
-    return x - checkpoint(lambda x: x.mean(0).exp(), x, use_reentrant=False)
-
-
 # What the refusal says: of the probe, where it was seen first.
 WRONG = {
     "autograd function": (lambda n, x, e: x - RowMean.apply(x), f"{TWO}.*gradient of first.lin_r"),
@@ -132,10 +127,10 @@ WRONG = {
     "running sum": (lambda n, x, e: x.cumsum(0), "cumsum goes over the rows"),
     "pairs": (lambda n, x, e: (x @ x.t()).softmax(1) @ x, "pairs each of this rank's rows"),
     "sort": (lambda n, x, e: x.sort(0).values, "sort goes over the rows"),
+    "nodes in turn": (lambda n, x, e: n.inner(x[None])[0][0], "rnn_tanh goes over the rows"),
     "list": (degrees, "tolist of rows"),
     "columns": (lambda n, x, e: F.group_norm(x.t()[None], 2)[0].t(), "this rank's rows alone"),
     "shift": (lambda n, x, e: x + torch.cat([x[1:], x[:1]]), "by position"),
-    "checkpoint": (checkpointed, f"{TWO}.*gradient of first.lin_r"),
     "numbers of targets": (
         lambda n, x, e: n.inner(x, e),
         f"{TWO}.*goes into layer inner.aggr_module",
@@ -239,6 +234,10 @@ def norm_and_dropout(net, x, edge_index):
     return F.dropout(net.inner(x).relu(), 0.4, net.training)
 
 
+def checkpointed(net, x, edge_index):
+    return x - checkpoint(lambda x: x.mean(0).exp(), x, use_reentrant=False)
+
+
 RIGHT = {
     "gcn": lambda: pyg.GCN(NUM_FEATURES, 6, 2, K, dropout=0.3),
     "cached": lambda: pyg.GCN(NUM_FEATURES, 6, 2, K, cached=True),
@@ -249,6 +248,7 @@ RIGHT = {
     "readout": Readout,
     "autograd function": lambda: Net(lambda n, x, e: Elementwise.apply(x)),
     "own dtype": KeepsDtype,
+    "checkpoint": lambda: Net(checkpointed),
 }
 
 

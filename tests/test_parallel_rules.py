@@ -74,7 +74,21 @@ def seeded(make):
 
 
 # (x (n, F), edges) -> rows of nodes, or what is equal on all ranks.
+def changed_between(x, e):
+    rows = x.sin()
+    first = torch.zeros_like(x).index_add(0, e[1], rows[e[0]])
+    rows.add_(1.0)
+    return first + torch.zeros_like(x).index_add(0, e[1], rows[e[0]])
+
+
+def counts(x, e):
+    out = torch.bincount(e[0], minlength=len(x)) + 2 * torch.bincount(e[1], minlength=len(x))
+    return x * out[:, None]
+
+
 ROWS = {
+    "counts of ends": counts,
+    "rows changed in place": changed_between,
     "degrees of sources": degrees_of_sources,
     "random walk": random_walk,
     "laplacian": laplacian,
@@ -110,11 +124,18 @@ POOLS = {
     "attention": attention_pool,
     "aggregation": lambda x, e: pyg.MultiAggregation(["mean", "std", "softmax"])(x),
     "norm": lambda x, e: x.norm() + torch.linalg.vector_norm(x, 1),
+    "norm of zeros": lambda x, e: (x * torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])).norm(dim=0),
+    "variance": lambda x, e: x.var(0, correction=None) + x.var(0, correction=0),
     "any": lambda x, e: x.sum() * (x > 0.2).any() + (x > 9).all(),
 }
 REFUSED = {
     "first rows": (lambda x, e: x[:3], "by position"),
     "one row": (lambda x, e: x - x[0], "by position"),
+    "a loss": (
+        lambda x, e: x * torch.nn.functional.mse_loss(x, x + 1),
+        "puts the rows of this rank's owned nodes together",
+    ),
+    "as many rows": (lambda x, e: x + x[x[:, 0] > -99.0], "beside some, picked by position"),
     "sort": (lambda x, e: x.sort(0).values, "goes over the rows"),
     "top": (lambda x, e: x.topk(2, 0).values, "goes over the rows"),
     "sum so far": (lambda x, e: x.cumsum(0), "goes over the rows"),
@@ -124,6 +145,19 @@ REFUSED = {
     "moved": (lambda x, e: x.roll(1, 0), "moves the rows"),
     "lists": (lambda x, e: x * len(e[0].tolist()), "outside PyTorch"),
     "ids": (lambda x, e: x + e[0].sum(), "local ids"),
+    "a table by local ids": (lambda x, e: x + torch.ones(99)[e[0]].sum(), "looks up local ids"),
+    "rows by local ids": (
+        lambda x, e: x + torch.ones(99, 1).index_select(0, e[1]).sum(),
+        "looks up local ids",
+    ),
+    "entries by local ids": (
+        lambda x, e: x + torch.ones(99).gather(0, e[0]).sum(),
+        "looks up local ids",
+    ),
+    "a matrix of edges": (
+        lambda x, e: torch.sparse_coo_tensor(e, torch.ones(e.size(1)), (len(x), len(x))) @ x,
+        "makes a matrix of this rank's edges",
+    ),
     "ids as numbers": (lambda x, e: x + e[1].float().mean(), "local ids"),
     "maximum at sources": (
         lambda x, e: utils.scatter(x[e[1]], e[0], dim_size=len(x), reduce="max"),
@@ -268,3 +302,34 @@ def test_edges_are_dropped_by_id(folders, tmp_path):
     order = np.argsort(np.concatenate([p[0] for p in parts]))
     for i, whole in ((1, first), (2, second)):
         close(torch.cat([p[i] for p in parts])[order], whole, f"step {i}")
+
+
+def set_at_sources(x, e):
+    rows = x.clone()
+    rows[e[0]] = 1.0
+    return rows
+
+
+def refused_apart(world, folder):
+    shard = gd.load_shard(folder, world)
+    model = gd.parallelize(make(set_at_sources), shard, world, probe=False)
+    with pytest.raises(ConfigError, match="sets rows at the sources of edges"):
+        model(shard.x, shard.edge_index)
+
+
+def test_rows_of_other_ranks_are_not_set(folders):
+    run_ranks(refused_apart, 3, folders["random partition"])
+
+
+def two_draws(world, folder):
+    shard = gd.load_shard(folder, world)
+    drop = torch.nn.functional.dropout
+    model = gd.parallelize(
+        make(lambda x, e: torch.cat([drop(x.exp()), drop(x.exp())], 1)), shard, world
+    )
+    first, second = model(shard.x, shard.edge_index).chunk(2, 1)
+    assert not torch.equal(first == 0, second == 0)
+
+
+def test_draws_of_a_forward_differ(folders):
+    run_ranks(two_draws, 1, folders["random partition"])

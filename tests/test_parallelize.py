@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from awkward import AWKWARD, NUM_CLASSES, NUM_FEATURES, awkward_case
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
@@ -437,7 +438,13 @@ def test_rows_that_change_in_place_are_exchanged_again(folders):
 def without_gradient(self, x, edge_index):
     with torch.no_grad():
         rows = self.conv(x, edge_index)
-    return self.lin(rows)
+    src, dst = edge_index
+    near = torch.zeros_like(x).index_add(0, dst, x[src])  # of features, which have none either
+    return self.lin(rows) + near
+
+
+def run_again(self, x, edge_index):
+    return self.lin(checkpoint(self.conv, x, edge_index, use_reentrant=True))
 
 
 def hidden_output(self, x, edge_index):
@@ -447,7 +454,7 @@ def hidden_output(self, x, edge_index):
 def refused_when_run(world, folder):
     shard = gd.load_shard(folder, world)
     for body, message in (
-        (without_gradient, "SAGEConv runs without gradients inside a model"),
+        (run_again, "SAGEConv runs in a function with a backward of its own"),
         (hidden_output, "the model must return tensors"),
     ):
         model = gd.parallelize(Returns(body).double(), shard, world)
@@ -457,6 +464,25 @@ def refused_when_run(world, folder):
             model(shard.x, shard.edge_index)  # nothing to sum, nothing to refuse
     with pytest.raises(ConfigError, match="did you mean 'overlap'"):
         gd.parallelize(Returns(change_in_place), shard, world, halo="overlp")
+
+
+def some_without_gradient(world, folder, halo):
+    shard = gd.load_shard(folder, world)
+    torch.manual_seed(3)
+    model = gd.parallelize(Returns(without_gradient).double(), shard, world, halo=halo)
+    out = [model(shard.x, shard.edge_index) for _ in range(2)][1]
+    out.square().sum().backward()
+    assert model.module.conv.lin_l.weight.grad is None
+    return shard.node_id.numpy(), out.detach().numpy(), model.module.lin.weight.grad.numpy()
+
+
+def test_a_part_may_run_without_gradients(folders):
+    [(ids, one, grad)] = run_ranks(some_without_gradient, 1, folders[0]["directed"], "overlap")
+    parts = run_ranks(some_without_gradient, 3, folders[1]["directed"], "bf16")
+    order = np.argsort(np.concatenate([part[0] for part in parts]))
+    got = np.concatenate([part[1] for part in parts])[order]
+    np.testing.assert_allclose(got, one[np.argsort(ids)], atol=1e-10)
+    np.testing.assert_allclose(parts[0][2], grad, atol=1e-10)
 
 
 def test_what_would_lose_gradients_is_refused(folders):

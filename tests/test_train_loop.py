@@ -211,7 +211,7 @@ def scores_of_best(world, folder, out):
     shard = gd.load_shard(folder, world)
     trainer = gd.Trainer(gd.TrainConfig(**{**FAST, "hidden": 16}), shard, world)
     best = read_checkpoint(out, world, BEST)
-    load_model(trainer.model, best, shard)
+    load_model(trainer.model, best, shard, world)
     return best.epoch, trainer.evaluate()
 
 

@@ -207,6 +207,59 @@ def test_a_model_of_ones_own_resumes_mid_run_on_other_ranks(parts, tmp_path):
     assert [row["epoch"] for row in rows_of(cut)] == list(range(8))
 
 
+class Tabled(nn.Module):
+    """Has rows of its own for all nodes, beside their features."""
+
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.Embedding(N, 2)
+        self.conv = GraphConv(5, 3)
+
+    def forward(self, x, edge_index):
+        x = F.dropout(torch.cat([x, self.emb.weight], 1), 0.3, self.training)
+        return self.conv(x, edge_index)
+
+
+def fit_tabled(world, parts, options, epochs):
+    """Train for some epochs; return what rank 0 holds of all nodes, and the loss of each epoch."""
+    torch.manual_seed(2 + world.rank)  # rank 0's values count
+    model, losses = Tabled().double(), Losses()
+    trainer = make(world, parts, model, [losses], eval_every=1, **options)
+    trainer.save()
+    for _ in range(epochs):
+        trainer.run_epoch()
+    trainer.close()
+    table = model.emb.weight
+    assert len(table) == trainer.shard.num_owned
+    moments = trainer.optimizer.state[table]["exp_avg_sq"].numpy()
+    return trainer.shard.node_id.numpy(), table.detach().numpy(), moments, losses.values
+
+
+class Losses(gd.Callback):
+    def __init__(self):
+        self.values = []
+
+    def on_step_end(self, trainer, report):
+        self.values.append(report.loss)
+
+
+def joined(by_rank):
+    order = np.argsort(np.concatenate([rank[0] for rank in by_rank]))
+    return [np.concatenate([rank[i] for rank in by_rank])[order] for i in (1, 2)]
+
+
+def test_tables_of_nodes_resume_on_other_ranks(parts, tmp_path):
+    whole = run_ranks(fit_tabled, 1, parts, {"out": str(tmp_path / "whole")}, 8)
+    cut = str(tmp_path / "cut")
+    run_ranks(fit_tabled, 3, parts, {"out": cut}, 7)  # a checkpoint after five
+    resumed = run_ranks(fit_tabled, 2, parts, {"out": cut, "resume": cut}, 3)
+    for values, expected in zip(joined(resumed), joined(whole), strict=True):
+        np.testing.assert_allclose(values, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(resumed[0][3], whole[0][3][5:], rtol=1e-9)
+    best = torch.load(tmp_path / "cut" / "checkpoint" / "best.pt", weights_only=True)
+    Tabled().double().load_state_dict(best["model"])
+
+
 def inductive(world, parts):
     trainer = make(world, parts, weighted(), inductive=True)
     trainer.fit(keep=False)

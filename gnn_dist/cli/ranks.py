@@ -49,7 +49,7 @@ def evaluate(config: TrainConfig, folder: str, run: str, *, as_json: bool) -> in
     with World.from_env(config.backend, timeout_s=config.timeout) as world:
         shard = load_shard(folder, world, verify=config.verify)
         trainer = Trainer(config, shard, world)
-        load_model(trainer.model, read_checkpoint(run, world, BEST), shard)
+        load_model(trainer.model, read_checkpoint(run, world, BEST), shard, world)
         scores = trainer.evaluate()
         if world.is_main and as_json:
             finite = {split: v if math.isfinite(v) else None for split, v in scores.items()}

@@ -14,10 +14,11 @@ from gnn_dist.comm.world import World, world_of_process
 from gnn_dist.errors import ConfigError
 from gnn_dist.estimators.by_node import everyones_rows, node_ids
 from gnn_dist.estimators.parameters import Parameters
+from gnn_dist.estimators.saved import OF_A_PROCESS, FittedAs, Saved
 from gnn_dist.estimators.shards import shard_of
 from gnn_dist.estimators.tasks import pick, scoring_task, training_task
 from gnn_dist.shard.shard import Shard
-from gnn_dist.train.callbacks import Callback, KeepBest
+from gnn_dist.train.callbacks import Callback, KeepBest, check_callbacks
 from gnn_dist.train.config import TrainConfig
 from gnn_dist.train.losses import LossFunction, aligned, check_loss
 from gnn_dist.train.metrics import make_metric
@@ -108,29 +109,21 @@ class _NodeEstimator(Parameters):
         """
         world = self.world or world_of_process()
         with world.everywhere("reading parameters"):
-            config = self._config()
+            config, callbacks = self._config(), check_callbacks(self.callbacks)
             _check_nodes(nodes, y)
         # Rank 0's seed: without one, each has drawn another.
         config = replace(config, seed=world.transport.all_gather_object(config.seed)[0])
-        shard = shard_of(self.parts, self.num_parts, world, regression=self._regression)
-        task, classes = self._training_task(shard, nodes, y, world)
-        trainer = Trainer(
-            config,
-            shard,
-            world,
-            model=None if isinstance(self.model, str) else _module(self.model, config.seed),
-            task=task,
-            callbacks=[*self.callbacks, *([KeepBest()] if self.keep_best else [])],
-        )
+        best = [KeepBest()] if self.keep_best else []
+        trainer, classes = self._trainer(config, (nodes, y), world, [*callbacks, *best])
         losses = _Losses()
         trainer.callbacks.append(losses)
         self.summary_ = trainer.fit(keep=bool(self.out))
         self.loss_curve_, self.n_iter_ = losses.curve, trainer.progress.epoch
-        self.n_features_in_, self.node_ids_ = shard.meta.num_features, shard.node_id.cpu().numpy()
-        self.world_, self.trainer_, self.model_ = world, trainer, trainer.model
+        self.n_features_in_ = trainer.shard.meta.num_features
         if not self._regression:
-            self.classes_ = np.arange(task.num_classes) if classes is None else classes
-        self._labels_are_own = y is not None
+            self.classes_ = np.arange(trainer.task.num_classes) if classes is None else classes
+        self._fitted_as = FittedAs(self.get_params(), config, nodes, y)
+        self._hold(trainer)
         return self
 
     def predict(self, nodes: ArrayLike | None = None, *, local: bool = False) -> Array:
@@ -156,7 +149,7 @@ class _NodeEstimator(Parameters):
         with world.everywhere("choosing nodes to score"):
             _check_nodes(nodes, y)
             if nodes is not None:
-                if y is None and self._labels_are_own:
+                if y is None and self._fitted_as.y is not None:
                     raise ConfigError("fit has had labels of its own: pass those of the nodes too")
                 ids = node_ids(nodes, shard.meta.num_nodes)
                 known = getattr(self, "classes_", None)
@@ -191,10 +184,63 @@ class _NodeEstimator(Parameters):
         return whole if nodes is None else whole[node_ids(nodes, num_nodes)]
 
     def _fitted(self) -> Trainer:
-        if not hasattr(self, "trainer_"):
+        """Collective after unpickling. Return what it was trained by."""
+        if not self.__sklearn_is_fitted__():
             raise ConfigError(f"this {type(self).__name__} is not fitted: call fit first")
+        if "trainer_" not in vars(self):
+            self._restore()
         trainer: Trainer = self.trainer_
         return trainer
+
+    def _hold(self, trainer: Trainer) -> None:
+        """Keep what there is while this process and its world last."""
+        self.world_, self.trainer_, self.model_ = trainer.world, trainer, trainer.model
+        self.node_ids_ = trainer.shard.node_id.cpu().numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a file can hold: parameters and, if fitted, weights; no world and no graph.
+
+        Collective if the model has an embedding of all nodes, whose rows only rank 0's file has.
+        """
+        state = {name: value for name, value in vars(self).items() if name not in OF_A_PROCESS}
+        state["world"] = None
+        if "trainer_" in vars(self):
+            state["_saved"] = Saved.of(self.trainer_)
+        if "_fitted_as" in state:
+            state["_fitted_as"] = self._fitted_as.without_world()
+        return state
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - one of several
+        """Return what a fitted estimator has, and an unpickled one makes when it is asked for."""
+        if name in OF_A_PROCESS and "_saved" in vars(self):
+            self._restore()
+            return vars(self)[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return whether `fit` has been called."""
+        return "_fitted_as" in vars(self)
+
+    def _restore(self) -> None:
+        """Collective. Load the shard of `parts` and put the weights into a model as it was."""
+        world, known = self.world or world_of_process(), self._fitted_as
+        made = type(self)(**{**known.params, "parts": self.parts, "num_parts": self.num_parts})
+        trainer, _ = made._trainer(known.config, (known.nodes, known.y), world, ())
+        self._saved.load_into(trainer)
+        self._hold(trainer)
+
+    def _trainer(
+        self,
+        config: TrainConfig,
+        named: tuple[ArrayLike | None, ArrayLike | None],
+        world: World,
+        callbacks: Sequence[Callback],
+    ) -> tuple[Trainer, Array | None]:
+        """Collective. Return a trainer on named nodes, and classes where they are the user's."""
+        shard = shard_of(self.parts, self.num_parts, world, regression=self._regression)
+        task, classes = self._training_task(shard, *named, world)
+        own = None if isinstance(self.model, str) else _module(self.model, config.seed)
+        return Trainer(config, shard, world, model=own, task=task, callbacks=callbacks), classes
 
     def _training_task(
         self, shard: Shard, nodes: ArrayLike | None, y: ArrayLike | None, world: World

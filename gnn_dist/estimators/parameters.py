@@ -49,10 +49,6 @@ class Parameters:
         """
         return type(self)(**self.get_params())
 
-    def __sklearn_is_fitted__(self) -> bool:
-        """Return whether `fit` has been called."""
-        return hasattr(self, "model_")
-
     def __sklearn_tags__(self) -> Any:  # noqa: ANN401 - scikit-learn is optional
         """Return what scikit-learn, the only caller, wants to know."""
         from sklearn.utils import ClassifierTags, InputTags, RegressorTags, Tags, TargetTags

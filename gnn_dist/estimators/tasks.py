@@ -83,7 +83,12 @@ def pick(
 
 def _numbered(values: Array, classes: Array | None) -> tuple[Array, Array]:
     """Return classes, ascending, and int64 numbers of values among them."""
-    found, number = np.unique(values, return_inverse=True)
+    if values.dtype.kind in "fc" and np.isnan(values).any():
+        raise ConfigError("labels of classes must not be NaN: leave nodes without a label out")
+    try:
+        found, number = np.unique(values, return_inverse=True)
+    except TypeError as error:
+        raise ConfigError(f"labels must be of one kind, which can be sorted: {error}") from error
     if classes is None:
         return found, number.astype(np.int64)
     strange = found[~np.isin(found, classes)]

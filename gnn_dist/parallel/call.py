@@ -1,7 +1,10 @@
 """One forward of a parallelized model: what its functions need of other ranks, and its draws."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +19,20 @@ from gnn_dist.parallel.edge_lists import EdgeLists
 from gnn_dist.parallel.placement import Kind, Placement, mark, placement
 from gnn_dist.shard.shard import Shard
 
-__all__ = ["Call", "ExchangeAt"]
+__all__ = ["Call", "ExchangeAt", "Place"]
 
+AUTOGRAD = torch.autograd.function.__file__
 # Takes a number and whether halo rows must be exact.
 ExchangeAt = Callable[[int, bool], LayerExchange]
+
+
+class Place(NamedTuple):
+    """How far a call has come: exchanges that are exact, others, and draws."""
+
+    exact: int
+    others: int
+    draws: int
+    local: bool
 
 
 class Call:
@@ -42,6 +55,7 @@ class Call:
         self.local = False  # while all rows that a function works on are here
         self.ends: Tensor | None = None  # edges of the layer that is sending messages now
         self.with_gradient = torch.is_grad_enabled()
+        self.on_use: Callable[[Call], None] = lambda call: None  # before anything is numbered
         self._exchange_at = exchange_at
         self._used = {True: 0, False: 0}  # exchanges so far: exact ones, and others
         self._num_draws = 0
@@ -71,8 +85,30 @@ class Call:
         finally:
             self.local = before
 
+    def place(self) -> Place:
+        """Return where this call is; what it has fetched last is fetched anew from here on."""
+        self._last = None
+        return Place(self._used[True], self._used[False], self._num_draws, self.local)
+
+    @contextmanager
+    def back_at(self, place: Place) -> Iterator[None]:
+        """Be where this call was while this lasts."""
+        now, ends, paused = self.place(), self.ends, self.paused
+        self._go(place)
+        self.ends, self.paused = None, False
+        try:
+            yield
+        finally:
+            self._go(now)
+            self.ends, self.paused = ends, paused
+
+    def _go(self, place: Place) -> None:
+        self._used = {True: place.exact, False: place.others}
+        self._num_draws, self.local, self._last = place.draws, place.local, None
+
     def next_exchange(self, *, exact: bool) -> LayerExchange:
         """Return the exchange of the next place that needs one."""
+        self.on_use(self)
         number = self._used[exact]
         self._used[exact] += 1
         return self._exchange_at(number, exact)
@@ -121,6 +157,13 @@ class Call:
         total = torch.tensor([rows], device=self.world.device)
         self.transport.all_reduce(total).wait()
         return int(total)
+
+    def agreed(self, *true_here: bool) -> list[bool]:
+        """Collective. Return for each condition whether it is true on all ranks."""
+        told = torch.tensor([int(value) for value in true_here], device=self.world.device)
+        if self.world.world_size > 1:
+            self.transport.all_reduce(told, "min").wait()
+        return [bool(value) for value in told.tolist()]
 
     def next_key(self) -> DrawKey:
         """Return the key of the next draw."""
@@ -189,16 +232,26 @@ class Call:
 
     def check_gradient(self, what: str) -> None:
         """Refuse what a backward runs again, outside this call, with other rows and draws."""
-        if self.with_gradient and not torch.is_grad_enabled():
+        if self.with_gradient and not torch.is_grad_enabled() and _in_own_backward():
             raise ConfigError(
-                f"{what} runs without gradients inside a model that has them: use "
-                "checkpoint(..., use_reentrant=False) outside layers, or requires_grad_(False) in "
-                "place of no_grad()"
+                f"{what} runs in a function with a backward of its own, which would run it again: "
+                "use checkpoint(..., use_reentrant=False)"
             )
 
     def as_nodes(self, x: Tensor, dim: int) -> Tensor:
         """Mark rows of owned nodes."""
         return mark(x, Placement(Kind.NODES, dim))
+
+
+def _in_own_backward() -> bool:
+    """Return whether a function with a backward of its own runs, whose forward has no gradients."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename == AUTOGRAD:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Fold(torch.autograd.Function):

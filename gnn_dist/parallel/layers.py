@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gnn_dist.halo.aggregate import REDUCES, aggregate
@@ -12,7 +13,16 @@ from gnn_dist.halo.block import Block
 from gnn_dist.parallel.call import Call
 from gnn_dist.parallel.placement import Kind, mark, placement
 
-__all__ = ["inside", "message_passing_layers", "row_by_row", "row_by_row_modules"]
+__all__ = [
+    "compiled_modules",
+    "inside",
+    "message_passing_layers",
+    "not_compiled",
+    "of_many_rows",
+    "row_by_row",
+    "row_by_row_modules",
+    "single_element_norms",
+]
 
 # Layers whose message is the source's row, times an argument of this name where it is given.
 # What counts is the function itself: a subclass with another message is not among them.
@@ -89,6 +99,52 @@ def row_by_row_modules(model: nn.Module) -> list[nn.Module]:
     from torch_geometric.nn import HeteroLinear
 
     return [module for module in model.modules() if isinstance(module, HeteroLinear)]
+
+
+@contextmanager
+def not_compiled(module: nn.Module) -> Iterator[None]:
+    """Have what `torch.compile` has made of a module run as written, so that it can be followed."""
+    own = vars(module)
+    plain = (
+        {"forward": module._orig_mod} if _is_optimized(module) else {"_compiled_call_impl": None}
+    )
+    before = {name: own[name] for name in plain}
+    own.update(plain)
+    try:
+        yield
+    finally:
+        own.update(before)
+
+
+def compiled_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that `torch.compile`, or their `compile`, has compiled."""
+    return [
+        module
+        for module in model.modules()
+        if _is_optimized(module) or vars(module).get("_compiled_call_impl") is not None
+    ]
+
+
+def _is_optimized(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule"  # to import it is to import the compiler
+
+
+@contextmanager
+def of_many_rows(module: Any) -> Iterator[None]:
+    """Have a batch norm count the graph's rows, where it would do without statistics of one."""
+    before, module.allow_single_element = module.allow_single_element, False
+    try:
+        yield
+    finally:
+        module.allow_single_element = before
+
+
+def single_element_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the batch norms of a model that ask whether a rank has more than one row."""
+    from torch_geometric.nn import BatchNorm
+
+    norms = (m for m in model.modules() if isinstance(m, BatchNorm) and m.allow_single_element)
+    return list(norms)
 
 
 def _aggregate(layer: Any, call: Call, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -225,7 +281,9 @@ def _summed(
     [weight] = given
     if weight is not None and order is not None:
         weight = weight.index_select(0, order)
-    block = Block(structure, call.next_exchange(exact=False))
+    # As in `Call.lift`: no policy applies to what has no gradient in training.
+    exact = call.with_gradient and not torch.is_grad_enabled()
+    block = Block(structure, call.next_exchange(exact=exact))
     reduce = "sum" if layer.aggr == "add" else layer.aggr
     out = aggregate(_source(kwargs["x"]).contiguous(), block, reduce=reduce, weight=weight)
     return call.as_nodes(out, 0)

@@ -12,7 +12,9 @@ library or the model itself reads rows at the sources of edges, counts degrees, 
 all nodes or drops out: each is done over all ranks, or refused with the reason.
 """
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,13 +42,18 @@ from gnn_dist.parallel import (
 )
 from gnn_dist.parallel.arguments import Arguments
 from gnn_dist.parallel.call import Call
+from gnn_dist.parallel.checkpointing import Replayer
 from gnn_dist.parallel.dgl_call import inside_dgl, uses_dgl
 from gnn_dist.parallel.edge_lists import EdgeLists
 from gnn_dist.parallel.layers import (
+    compiled_modules,
     inside,
     message_passing_layers,
+    not_compiled,
+    of_many_rows,
     row_by_row,
     row_by_row_modules,
+    single_element_norms,
 )
 from gnn_dist.parallel.probe import Probe
 from gnn_dist.parallel.refusal import located, refused_modules
@@ -205,20 +212,34 @@ class Parallelized(nn.Module):
             self._clock.begin(self.step)
         key = DrawKey(self._seed, self.step, 0)
         call = Call(self._shard, self._world, key, self._exchange_at, self._lists)
-        with ExitStack() as stack:
-            stack.enter_context(tables_in_use(self.module))
-            for layer in message_passing_layers(self.module):
-                stack.enter_context(inside(layer, call))
-            for module in row_by_row_modules(self.module):
-                stack.enter_context(row_by_row(module, call))
-            stack.enter_context(inside_dgl(call, self.module, (args, kwargs)))
-            stack.enter_context(Tracing(call))
+        followed = partial(self._followed, given=(args, kwargs))
+        policy = self._makers[False].policy
+        inexact = str(policy) if self.training and not policy.exact else ""
+        call.on_use = Replayer(followed, inexact).note
+        with followed(call):
             try:
                 out = self.module(*args, **kwargs)
             except ConfigError as error:
                 raise located(error, self.module) from error
         self._watch(out)
         return out
+
+    @contextmanager
+    def _followed(self, call: Call, *, given: Any) -> Iterator[None]:
+        """Have what the model calls be seen while this lasts."""
+        with ExitStack() as stack:
+            stack.enter_context(tables_in_use(self.module))
+            for compiled in compiled_modules(self.module):
+                stack.enter_context(not_compiled(compiled))
+            for layer in message_passing_layers(self.module):
+                stack.enter_context(inside(layer, call))
+            for module in row_by_row_modules(self.module):
+                stack.enter_context(row_by_row(module, call))
+            for norm in single_element_norms(self.module):
+                stack.enter_context(of_many_rows(norm))
+            stack.enter_context(inside_dgl(call, self.module, given))
+            stack.enter_context(Tracing(call))
+            yield
 
     def _watch(self, out: Any) -> None:
         """Have a backward from any output begin with `_begin_backward`."""

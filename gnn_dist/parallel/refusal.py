@@ -36,7 +36,12 @@ REFUSED_CONVS = {
 }
 # Aggregations in torch_geometric.nn.aggr whose result depends on more than the set of messages.
 IN_ORDER = ("GRUAggregation", "LSTMAggregation", "MLPAggregation")
-BY_SIZE = {"GraphSizeNorm": "it divides by the number of rows, which is this rank's"}
+BY_SIZE = {
+    "GraphSizeNorm": "it divides by the number of rows, which is this rank's",
+    "CorrectAndSmooth": "it compares the sum of a mask with the number of rows, a rank's: correct "
+    "what the model has predicted afterwards, on one machine",
+    "LINKX": "its first layer has a row for each node, and reads it by ids of edges, a rank's",
+}
 
 
 def refusal(module: nn.Module) -> str | None:
@@ -56,7 +61,7 @@ def refusal(module: nn.Module) -> str | None:
             return "attention over rows would see this rank's nodes only"
         if home.startswith("torch_geometric.nn.aggr") and base.__name__ in IN_ORDER:
             return "it depends on the order of the messages, which differs with the partition"
-        if home.startswith("torch_geometric.nn.norm") and base.__name__ in BY_SIZE:
+        if home.startswith("torch_geometric.nn") and base.__name__ in BY_SIZE:
             return BY_SIZE[base.__name__]
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
         return "sparse gradients cannot be summed yet: use sparse=False"

@@ -10,7 +10,7 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.nn.norm import global_batch_norm
 from gnn_dist.ops.draws import dropout_by_id, uniform_by_id
 from gnn_dist.parallel.call import Call
-from gnn_dist.parallel.placement import mark, placement
+from gnn_dist.parallel.placement import Kind, Placement, mark, placement
 from gnn_dist.parallel.tracing import Args, Kwargs, operand, rule
 
 __all__: list[str] = []
@@ -49,14 +49,20 @@ def draw_in_training(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @rule(torch.rand, draws=True)
 def rand(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Uniform numbers; their size says what for."""
+    """Uniform numbers; their size says what for, on this rank or another."""
     size = args[0] if args and isinstance(args[0], tuple | list) else args
     like = torch.empty(tuple(size or kwargs["size"]), dtype=kwargs.get("dtype"), device="meta")
-    if like.dim() > 0 and call.num_owned == call.shard.num_edges == like.size(0):
-        raise ConfigError("torch.rand may be meant for nodes or for edges: use torch.rand_like")
     if like.dim() == 0 or like.size(0) not in call.known_sizes():
         return draw(call, func, args, kwargs)
-    return _uniform(call, torch.empty_like(like, device=call.world.device))
+    like = torch.empty_like(like, device=call.world.device)
+    if call.ends is None or like.size(0) != call.ends.size(1):
+        rows = like.size(0)
+        both = call.agreed(rows == call.num_owned, rows == call.shard.num_edges)
+        if all(both):
+            raise ConfigError("torch.rand may be meant for nodes or for edges: use torch.rand_like")
+        if any(both):
+            mark(like, Placement(Kind.NODES if both[0] else Kind.EDGES, 0))
+    return _uniform(call, like)
 
 
 @rule(torch.rand_like, draws=True)

@@ -165,6 +165,7 @@ def _of_table(call: Call, func: Any, x: Tensor, index: Any, parts: tuple[Any, ..
         nodes = Placement(Kind.NODES, 0)
         rows = _rows_to_read(call, x, nodes, part, func)
         return _picked(call, func(rows, index), nodes, part, 0)
+    _refuse_local_ids(func, kind)
     out = func(x, index)
     before = sum(not isinstance(p, int) for p in parts[:where])
     if part.dtype == torch.bool:
@@ -187,6 +188,7 @@ def index_select(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if placed is None and by is not None and by.kind.holds_ids and x.size(dim) == call.num_owned:
         placed = Placement(Kind.NODES, dim)
     if placed is None:
+        _refuse_local_ids(func, by)
         out = func(x, dim, index)
         return out if by is None else mark(out, by.rows_only().at(dim))
     if placed.dim != dim:
@@ -258,9 +260,14 @@ def embedding(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     out = func(*args, **kwargs)
     if placed is None:
         return out
-    if placed.kind.holds_ids:
-        refuse(func, "looks up local ids of nodes, which depend on the partition,")
+    _refuse_local_ids(func, placed)
     return mark(out, placed)
+
+
+def _refuse_local_ids(func: Any, by: Placement | None) -> None:
+    """Refuse to look up this rank's local ids in what is equal on all ranks."""
+    if by is not None and by.kind.holds_ids:
+        refuse(func, "looks up local ids of nodes, which depend on the partition,")
 
 
 @rule(Tensor.gather, torch.gather, Tensor.take_along_dim, torch.take_along_dim)
@@ -272,6 +279,8 @@ def gather(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if placed is None and by is not None and by.kind.holds_ids and x.size(dim) == call.num_owned:
         placed = Placement(Kind.NODES, dim)
     if placed is None or placed.dim != dim:
+        if placed is None:
+            _refuse_local_ids(func, by)
         out = func(x, dim, index)
         known = placed or by
         return out if known is None else mark(out, known.rows_only())

@@ -202,7 +202,7 @@ def turn_round(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @rule(
-    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
+    *(Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor),
 )
 def new(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """A tensor of the same dtype: one row for each row if it has as many."""
@@ -212,6 +212,24 @@ def new(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
         dim = placed.dim if placed.dim < out.dim() else 0
         if out.size(dim) == args[0].size(placed.dim):
             return mark(out, Placement(Kind.NODES, dim, guess=True))
+    return out
+
+
+@rule(torch.zeros, Tensor.new_zeros)
+def zeros(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Collective for whole numbers in a row, by which models say that all nodes are of one graph.
+
+    They are rows of nodes if they are as many as nodes on all ranks, so that none is taken for
+    such that has as many by chance.
+    """
+    out: Tensor = func(*args, **kwargs)
+    given = placement(args[0]) if func is Tensor.new_zeros else None
+    if given is not None and not given.kind.holds_ids:
+        return new(call, lambda *_, **__: out, args, kwargs)
+    if out.dtype == torch.int64 and out.dim() == 1:
+        [as_nodes] = call.agreed(out.size(0) == call.num_owned)
+        if as_nodes:
+            return mark(out, Placement(Kind.NODES, 0, guess=True))
     return out
 
 

@@ -42,6 +42,7 @@ WINDOWS = {
         *(f"max_pool{dims}d_with_indices", f"adaptive_max_pool{dims}d_with_indices"),
     )
 }
+SPARSE = [f"sparse_{name}_tensor" for name in ("coo", "csr", "csc", "compressed")]
 FOURIER = [getattr(torch.fft, name) for name in torch.fft.__all__ if "freq" not in name]
 
 
@@ -66,6 +67,18 @@ def by_position(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """What means something else for each position of a row."""
     for _, placed in marked(args, kwargs):
         refuse(func, f"treats rows of {placed.kind.value} by position")
+    return func(*args, **kwargs)
+
+
+@rule(*(f for name in SPARSE if (f := getattr(torch, name, None)) is not None))
+def of_entries(call: Call, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A sparse matrix of edges, whose columns would be sources on other ranks too."""
+    if list(marked(args, kwargs)):
+        refuse(
+            func,
+            "makes a matrix of this rank's edges: pass messages along edge_index, or sum with "
+            "scatter or index_add; it would hold the nodes of this rank",
+        )
     return func(*args, **kwargs)
 
 

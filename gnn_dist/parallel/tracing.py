@@ -65,6 +65,7 @@ class Tracing(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._call.paused:
             return func(*args, **kwargs)
+        self._call.on_use(self._call)
         made = RULES.get(func)
         if self._call.local and (made is None or func not in DRAWS):
             return func(*args, **kwargs)
@@ -143,7 +144,7 @@ def reshaped(out: Tensor, tensor: Tensor, dim: int) -> int | None:
 
 def refuse(func: Any, why: str) -> NoReturn:
     """Raise ConfigError about a function."""
-    raise ConfigError(f"{function_name(func)} {why}, and not those of all ranks")
+    raise ConfigError(f"{function_name(func)} {why.rstrip(',')}, and not those of all ranks")
 
 
 def function_name(func: Any) -> str:

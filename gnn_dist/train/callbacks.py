@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gnn_dist.errors import ConfigError
+
 if TYPE_CHECKING:
     from gnn_dist.train.steps import StepReport
     from gnn_dist.train.trainer import Trainer
 
-__all__ = ["Callback", "KeepBest"]
+__all__ = ["Callback", "KeepBest", "check_callbacks"]
 
 
 class Callback:
@@ -41,6 +43,18 @@ class Callback:
 
     def on_fit_end(self, trainer: "Trainer", summary: dict[str, Any]) -> None:
         """Called after the last epoch of `fit`."""
+
+
+def check_callbacks(callbacks: object) -> list[Callback]:
+    """Return callbacks as a list.
+
+    Raises:
+        ConfigError: They are not callbacks in a list or tuple.
+    """
+    given = list(callbacks) if isinstance(callbacks, list | tuple) else None
+    if given is None or not all(isinstance(callback, Callback) for callback in given):
+        raise ConfigError(f"callbacks must be a list of gnn_dist.Callback, got {callbacks!r}")
+    return given
 
 
 class KeepBest(Callback):

@@ -2,7 +2,8 @@
 
 import io
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,19 @@ def write_whole(path: Path, values: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def read_checkpoint(run: str | Path, world: World, name: str = LAST) -> Checkpoint:
+def read_checkpoint(
+    run: str | Path, world: World, name: str = LAST, *, tables: Collection[str] = ()
+) -> Checkpoint:
     """Collective. Read a checkpoint on rank 0 and give it to all ranks.
 
     Only rank 0 needs to see the run folder. Nothing in the file is executed.
+
+    Args:
+        run: The run folder.
+        world: The ranks.
+        name: Which of its checkpoints.
+        tables: Names in the model's state of what has a row for each node, which other ranks are
+            not to hold. If there are any, they and the optimiser's state are on rank 0 alone.
 
     Raises:
         ConfigError: On every rank, if there is no such checkpoint or it is damaged.
@@ -69,7 +79,15 @@ def read_checkpoint(run: str | Path, world: World, name: str = LAST) -> Checkpoi
     with world.everywhere(f"reading {path}"):
         if world.is_main:
             data = _read(path)
-    return _parse(world.transport.all_gather_object(data)[0], path)
+    if not tables:
+        return _parse(world.transport.all_gather_object(data)[0], path)
+    read = _parse(data, path) if world.is_main else None
+    told = None
+    if read is not None:
+        rest = {name: value for name, value in read.model.items() if name not in tables}
+        told = replace(read, model=rest, optimizer={})
+    told = world.transport.all_gather_object(told)[0]
+    return read or told
 
 
 def _read(path: Path) -> bytes:

@@ -1,12 +1,13 @@
 """Models at the start of a run: ready ones by configuration, the user's own, or a checkpoint's."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.collectives import broadcast_state
 from gnn_dist.nn.models import GNN, ModelShape, build_model
+from gnn_dist.parallel.table_state import own_state
 from gnn_dist.shard.shard import Shard
 from gnn_dist.train.checkpoint import Checkpoint
 from gnn_dist.train.config import TrainConfig
@@ -41,11 +42,17 @@ def make_model(config: TrainConfig, shard: Shard, task: NodeTask, world: World) 
 def place_model(model: nn.Module, config: TrainConfig, world: World) -> None:
     """Move a model to the device of a rank, and its parameters to the precision of a run."""
     dtype = torch.promote_types(ROW_DTYPES[config.precision], torch.float32)
-    model.to(device=world.device, dtype=dtype)
+
+    def placed(tensor: Tensor) -> Tensor:
+        # What is on the meta device, a table that is still to be drawn, is nowhere to be moved.
+        to = tensor.device if tensor.is_meta else world.device
+        return tensor.to(to, dtype if tensor.is_floating_point() else tensor.dtype)
+
+    model._apply(placed)  # type: ignore[no-untyped-call]
 
 
-def load_model(model: nn.Module, checkpoint: Checkpoint, shard: Shard) -> None:
-    """Load a checkpoint's parameters.
+def load_model(model: nn.Module, checkpoint: Checkpoint, shard: Shard, world: World) -> None:
+    """Collective if the model has a table of nodes. Load a checkpoint's parameters.
 
     Raises:
         ConfigError: The checkpoint is of another graph, or of a model of another shape.
@@ -56,7 +63,7 @@ def load_model(model: nn.Module, checkpoint: Checkpoint, shard: Shard) -> None:
             "the run was started on, or another partition of the same graph"
         )
     try:
-        model.load_state_dict(checkpoint.model)
+        model.load_state_dict(own_state(model, checkpoint.model, world))
     except RuntimeError as error:
         raise ConfigError(
             f"the checkpoint is of another model: {str(error).splitlines()[-1].strip()}"

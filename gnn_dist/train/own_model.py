@@ -97,6 +97,13 @@ class OwnModel(Steps):
             raise ConfigError(
                 f"the model must return a row for each of {shard.num_owned} nodes, got {got}"
             )
+        task = self.training.task
+        width = out.size(1) if out.dim() == 2 else 1
+        if isinstance(task.loss, str) and task.kind != "regression" and width != task.num_classes:
+            raise ConfigError(
+                f"the model must return {task.num_classes} numbers for each node, one for each "
+                f"class, got {width}"
+            )
         return out
 
 

@@ -17,8 +17,10 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.halo.load import induced_shard
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.nn.models import GNN
+from gnn_dist.parallel.table_state import load_optimizer, whole_optimizer, whole_state
+from gnn_dist.parallel.tables import tables
 from gnn_dist.shard.shard import Shard
-from gnn_dist.train.callbacks import Callback
+from gnn_dist.train.callbacks import Callback, check_callbacks
 from gnn_dist.train.checkpoint import (
     BEST,
     CHECKPOINT_FOLDER,
@@ -91,7 +93,7 @@ class Trainer:
         task: NodeTask | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.config, self.world, self.callbacks = config, world, list(callbacks)
+        self.config, self.world, self.callbacks = config, world, check_callbacks(callbacks)
         self.dataset = dataset or shard.meta.dataset
         self.shard = shard.with_dtype(ROW_DTYPES[config.precision])
         self.shard.required_features  # noqa: B018 - refuse a graph without features at once
@@ -113,7 +115,8 @@ class Trainer:
         self._halo_files = HaloFiles(self.steps.keepers, world)
         self._saved_at = time.monotonic()
         if config.resume:
-            self._restore(read_checkpoint(config.resume, world))
+            held = {name for name, _, _ in tables(self.model)}
+            self._restore(read_checkpoint(config.resume, world, tables=held))
             self._halo_files.restore(Path(config.resume), self.progress.epoch)
 
     @property
@@ -300,19 +303,31 @@ class Trainer:
             self._saved_at = time.monotonic()
             self._halo_files.save(self.progress.epoch)
         path = None
+        state, kept = self._states()
         if self._folder is not None:
             checkpoint = Checkpoint(
                 epoch=self.progress.epoch,
                 fingerprint=self.shard.meta.fingerprint,
                 options=self.config.mathematics(),
-                model=self.model.state_dict(),
-                optimizer=self.optimizer.state_dict(),
+                model=state,
+                optimizer=kept,
                 scheduler=self.scheduler.state_dict(),
                 progress=asdict(self.progress),
             )
             write_checkpoint(self._folder.path, checkpoint, name)
             path = self._folder.path / CHECKPOINT_FOLDER / name
         self._tell("on_checkpoint", path)
+
+    def _states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Collective if the model has tables of nodes. Return its state and the optimiser's.
+
+        Rows of all nodes, by original id, are on rank 0, which writes.
+        """
+        state = self.model.state_dict()
+        if not any(tables(self.model)):
+            return state, self.optimizer.state_dict()
+        whole = whole_state(self.model, state, "")
+        return whole, whole_optimizer(self.optimizer, self.world)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         for name, now in self.config.mathematics().items():
@@ -323,8 +338,11 @@ class Trainer:
                     f"a resumed run must keep {name}={before}, got {now}: start a new run, or "
                     f"leave --{name.replace('_', '-')} out"
                 )
-        load_model(self.model, checkpoint, self.shard)
-        self.optimizer.load_state_dict(checkpoint.optimizer)
+        load_model(self.model, checkpoint, self.shard, self.world)
+        if any(tables(self.model)):
+            load_optimizer(self.optimizer, checkpoint.optimizer, self.world)
+        else:
+            self.optimizer.load_state_dict(checkpoint.optimizer)
         self.scheduler.load_state_dict(checkpoint.scheduler)
         self.progress = Progress(**checkpoint.progress)
 
