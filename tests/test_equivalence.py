@@ -123,7 +123,7 @@ def cases(values, quick):
 
 
 REMAT = "remat:buffer=600"
-QUICK = [(1, "overlap"), (2, "blocking"), (4, "overlap"), (3, REMAT)]
+QUICK = [(1, "overlap"), (2, "overlap"), (3, REMAT)]
 
 
 @pytest.mark.parametrize(("world_size", "halo"), cases(["blocking", "overlap", REMAT], QUICK))

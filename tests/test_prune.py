@@ -94,7 +94,7 @@ def two_steps(world, folder, prune):
     return out
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_losses_and_parameters_are_those_of_all_nodes(world_size, tmp_path):
     folders = {name: tmp_path / name for name in AWKWARD}
     for name, folder in folders.items():

@@ -44,7 +44,7 @@ def infer(config: TrainConfig, folder: str, *, run: str, spill: str, options: In
         shard = load_shard(folder, world, verify=config.verify, spill=spill or None)
         task = make_task(shard, config.split, world, loss=config.loss, metric=config.metric)
         model = make_model(config, shard, task, world)
-        load_model(model, checkpoint, shard)
+        load_model(model, checkpoint, shard, world)
         dtype = ROW_DTYPES[config.precision]
         inferred = layerwise.infer(model, shard, world, memory=memory, dtype=dtype)
         for name, rows in zip(names, inferred, strict=False):

@@ -14,9 +14,6 @@ from tqdm import tqdm
 
 from gnn_dist.comm.world import World
 from gnn_dist.errors import ConfigError
-from gnn_dist.halo.load import induced_shard
-from gnn_dist.halo.policy import HaloPolicy
-from gnn_dist.nn.models import GNN
 from gnn_dist.parallel.table_state import load_optimizer, whole_optimizer, whole_state
 from gnn_dist.parallel.tables import tables
 from gnn_dist.shard.shard import Shard
@@ -31,18 +28,15 @@ from gnn_dist.train.checkpoint import (
 )
 from gnn_dist.train.config import TrainConfig
 from gnn_dist.train.epoch_row import Agreed, over_ranks
-from gnn_dist.train.full_batch import FullBatch
-from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.halo_files import HaloFiles
-from gnn_dist.train.local_sgd import LocalSGD
+from gnn_dist.train.make_steps import make_steps
 from gnn_dist.train.metrics import make_metric
-from gnn_dist.train.mini_batch import MiniBatch, OwnMiniBatch
-from gnn_dist.train.models import ROW_DTYPES, load_model, make_model, place_model
+from gnn_dist.train.models import ROW_DTYPES, load_model, make_model
 from gnn_dist.train.optim import make_optimizer, make_scheduler
 from gnn_dist.train.own_model import OwnModel, check_own_model
 from gnn_dist.train.progress import Progress
 from gnn_dist.train.run_folder import RunFolder
-from gnn_dist.train.steps import StepReport, Steps, TrainingSet
+from gnn_dist.train.steps import StepReport
 from gnn_dist.train.task import NodeTask, make_task
 
 __all__ = ["Progress", "Trainer", "load_model", "make_model"]
@@ -104,7 +98,7 @@ class Trainer:
         )
         self._metric = make_metric(self.task)
         self.metric = self._metric.name
-        self.steps = self._steps_of(model)
+        self.steps = make_steps(config, self.shard, world, self.task, model)
         self.model = self.steps.model
         self.steps.meter.separates_skew = config.profile_skew
         self.optimizer = make_optimizer(self.model.parameters(), config)
@@ -231,54 +225,6 @@ class Trainer:
         for callback in self.callbacks:
             getattr(callback, event)(self, *values)
 
-    def _steps_of(self, own: nn.Module | None) -> Steps:
-        """Collective. Return what makes steps, of a model of one's own or a ready one."""
-        config, world = self.config, self.world
-        training, halo = self._training_set(), HaloPolicy.parse(config.halo)
-        if own is not None:
-            place_model(own, config, world)
-            if config.mode == "minibatch":
-                return OwnMiniBatch(own, self.shard, world, training=training, config=config)
-            return OwnModel(
-                own, self.shard, world, training=training, halo=config.halo, seed=config.seed
-            )
-        model: GNN = make_model(config, self.shard, self.task, world)
-        gradients = GradientSync(
-            model,
-            world.transport,
-            buckets=config.grad_buckets,
-            encoding=config.grad_encoding,
-            share=config.grad_share,
-        )
-        if config.average_every():
-            return LocalSGD(model, self.shard, world, training=training, config=config)
-        if config.mode == "minibatch":
-            return MiniBatch(
-                model,
-                self.shard,
-                world,
-                training=training,
-                config=config,
-                gradients=gradients,
-            )
-        return FullBatch(
-            model,
-            self.shard,
-            world,
-            training=training,
-            halo=halo,
-            seed=config.seed,
-            gradients=gradients,
-        )
-
-    def _training_set(self) -> TrainingSet:
-        """Collective. Return what is trained on: the subgraph of training nodes if inductive."""
-        if not self.config.inductive:
-            return TrainingSet(self.shard, self.task, self.config.prune)
-        keep = self.task.masks["train"]
-        shard = induced_shard(self.shard, keep, self.world.transport)
-        return TrainingSet(shard, self.task.take(keep), self.config.prune)
-
     def _record(
         self, report: StepReport, scores: dict[str, float] | None
     ) -> tuple[dict[str, Any], bool]:
@@ -392,6 +338,7 @@ class Trainer:
             "epoch_s_median": statistics.median(times) if times else float("nan"),
             "world_size": self.world.world_size,
             "backend": self.world.transport.backend,
+            "mode": self.config.mode,
             "halo_policy": self.config.halo,
             "dataset": meta.dataset,
             "partition": {
