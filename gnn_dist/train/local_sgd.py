@@ -12,7 +12,9 @@ Source: "CATGNN: Cost-Efficient and Scalable Distributed Training for Graph Neur
 et al.), arXiv 2404.02300: model averaging over more partitions than workers.
 """
 
+import shutil
 import tempfile
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +144,9 @@ class _PartStates:
 
     def __init__(self, parts: range, num_parts: int) -> None:
         self.fingerprint = f"local SGD, parts {parts.start}..{parts.stop} of {num_parts}"
-        self._folder = tempfile.TemporaryDirectory(prefix="gnn-dist-parts-")
+        self._folder = Path(tempfile.mkdtemp(prefix="gnn-dist-parts-"))
+        # No run says when its last state is read, so the folder goes with this object.
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def resume(
         self, part: int, model: GNN, average: dict[str, Tensor], optimizer: Optimizer
@@ -164,7 +168,7 @@ class _PartStates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all parts."""
-        paths = sorted(Path(self._folder.name).glob("*.pt"))
+        paths = sorted(self._folder.glob("*.pt"))
         return {path.stem: torch.load(path, weights_only=True) for path in paths}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -173,7 +177,7 @@ class _PartStates:
             torch.save(values, self._path(int(name)))
 
     def _path(self, part: int) -> Path:
-        return Path(self._folder.name) / f"{part}.pt"
+        return self._folder / f"{part}.pt"
 
 
 @dataclass(frozen=True, eq=False)

@@ -99,7 +99,9 @@ class OwnModel(Steps):
             )
         task = self.training.task
         width = out.size(1) if out.dim() == 2 else 1
-        if isinstance(task.loss, str) and task.kind != "regression" and width != task.num_classes:
+        # More than there are classes is wasteful, and right: nobody is of those.
+        fits = width >= task.num_classes if task.kind == "multiclass" else width == task.num_classes
+        if isinstance(task.loss, str) and task.kind != "regression" and not fits:
             raise ConfigError(
                 f"the model must return {task.num_classes} numbers for each node, one for each "
                 f"class, got {width}"
