@@ -485,6 +485,7 @@ def test_a_part_may_run_without_gradients(folders):
     np.testing.assert_allclose(parts[0][2], grad, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 def test_what_would_lose_gradients_is_refused(folders):
     run_ranks(refused_when_run, 2, folders[1]["directed"])
 
