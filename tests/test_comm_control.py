@@ -182,6 +182,29 @@ def test_blame_finds_the_rank_that_does_not_wait(hub):
     assert failures_of(hub) == {(str(error), 1)}
 
 
+def test_what_a_thread_ahead_waits_for_counts_while_the_rank_needs_it():
+    control = Control(0)
+
+    def ahead(begun, end):
+        with control.aside(), control.waiting("exchange"):
+            begun.set()
+            end.wait()
+
+    begun, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=ahead, args=(begun, end))
+    thread.start()
+    begun.wait()
+    assert control._blocked_in is None  # the rank itself is busy
+    with control.needing_aside():
+        assert control._blocked_in == "exchange"
+    with control.waiting("all_reduce"):
+        assert control._blocked_in == "all_reduce"
+    end.set()
+    thread.join()
+    with control.needing_aside():
+        assert control._blocked_in is None  # its own thread is busy, so the rank is
+
+
 def test_blame_prefers_those_waited_for(hub):
     with hub.ends[0].waiting("exchange"):
         assert blame(hub.ends[0], peers=[2]).rank == 2

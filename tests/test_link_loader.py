@@ -1,6 +1,7 @@
 """Batches of edges, negatives and what messages go along: the same for any number of ranks."""
 
 import re
+import time
 from collections import Counter
 
 import numpy as np
@@ -13,6 +14,7 @@ from gnn_dist.errors import ConfigError
 from gnn_dist.halo.load import load_shard
 from gnn_dist.nn.models import ModelShape, build_model
 from gnn_dist.partition import Partition
+from gnn_dist.sampling import edges as edge_batches
 from gnn_dist.sampling.directory import NodeDirectory
 from gnn_dist.sampling.edges import EdgeBatches, EdgeRows, _takers
 from gnn_dist.sampling.find import EdgeFinder
@@ -395,3 +397,27 @@ def test_what_cannot_be_is_refused_on_every_rank(folders):
     for heard in run_ranks(refused, 2, folders):
         for message, (options, expected) in zip(heard, BAD, strict=True):
             assert re.search(expected, message), (options, message)
+
+
+def leaving_early(world, folder):
+    """Leave the loop where some threads have begun the next round of dealing out, others not."""
+    shard = load_shard(folder, world)
+    loader = gd.LinkLoader(shard, world, [2], batch_size=4, seed=1, bulk=1, ahead=1)
+    edge_batches.BATCHES_AT_ONCE = 3  # in this process of a rank alone
+    if world.rank == 1:
+        take = loader._store.take
+        loader._store.take = lambda *args: (time.sleep(0.02), take(*args))[1]
+    seen = []
+    for stop in (1, 2, 3):
+        for number, batch in enumerate(loader):
+            seen.append(batch.step)
+            if number == stop:
+                break
+    return seen
+
+
+def test_all_ranks_may_leave_an_epoch_early(folders):
+    graph = awkward_case("random partition", 3).graph
+    batches = -(-graph.num_edges // 4)
+    expected = [epoch * batches + i for epoch, n in enumerate((2, 3, 4)) for i in range(n)]
+    assert run_ranks(leaving_early, 3, folders["random partition"]) == [expected] * 3

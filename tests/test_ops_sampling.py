@@ -12,7 +12,7 @@ from gnn_dist.ops.draws import DrawKey
 from gnn_dist.ops.native import kernels
 from gnn_dist.ops.reference import sampling as reference
 from gnn_dist.ops.reference.words import row_keys, words
-from gnn_dist.ops.sampling import BlockSampler, hop_keys, relabel, sample_neighbors
+from gnn_dist.ops.sampling import BlockSampler, hop_keys, relabel, row_order, sample_neighbors
 
 KEY = DrawKey(seed=1, step=2, site=3)
 # Either side of each representation of the set of picks: one word, 64 words, a tree.
@@ -484,3 +484,19 @@ def test_operators_are_registered_well():
         (maps, 1, csr.indptr, csr.indices, rows[:2], torch.tensor([0, 2]), [2, 2], keys),
         test_utils=checks,
     )
+
+
+def test_entries_of_a_row_by_the_keys_of_their_columns():
+    csr = CSR(torch.tensor([0, 3, 3, 5]), torch.tensor([2, 0, 2, 1, 0], dtype=torch.int32), 3)
+    assert row_order(csr, torch.tensor([5, 9, 1])).tolist() == [0, 2, 1, 4, 3]
+    with pytest.raises(IndexError, match="indices must lie in"):
+        row_order(csr, torch.tensor([5, 9]))
+
+
+def test_row_order_equals_its_reference():
+    csr = structure(AWKWARD_DEGREES, num_cols=50)
+    for keys in (torch.arange(50), torch.arange(50) % 3, -torch.arange(50)):
+        expected = reference.row_order(csr.indptr, csr.indices, keys)
+        assert torch.equal(row_order(csr, keys), expected)
+    empty = CSR(torch.tensor([0]), torch.empty(0, dtype=torch.int32), 0)
+    assert row_order(empty, torch.empty(0, dtype=torch.int64)).numel() == 0

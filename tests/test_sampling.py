@@ -17,6 +17,7 @@ from gnn_dist.halo.load import load_shard
 from gnn_dist.partition import Partition
 from gnn_dist.partitioners import partition_graph
 from gnn_dist.sampling.access import access_probability
+from gnn_dist.sampling.compact import stored
 from gnn_dist.sampling.loader import LoaderOptions, NodeLoader, expected_cost
 from gnn_dist.sampling.neighbor import Fanout, make_sampler
 from gnn_dist.sampling.prefetch import Prefetch
@@ -227,6 +228,19 @@ def test_a_table_of_another_length_is_refused():
     world = World.single()
     with pytest.raises(ConfigError, match="row for each of 3 owned nodes, got 2"):
         FeatureStore({"x": torch.ones(2, 1)}, torch.tensor([0, 3]), world.transport, channel=0)
+
+
+def test_batches_are_not_made_on_other_devices(folders):
+    world = World.single("meta")
+    with pytest.raises(ConfigError, match="batches are made on CPUs"):
+        NodeLoader(None, world, [2], batch_size=1)
+
+
+@pytest.mark.parametrize("storage", ["fp16", "bf16", "int8"])
+def test_what_fewer_bits_cannot_hold_is_refused(storage):
+    assert torch.equal(stored(torch.zeros(2, 0), storage)["x"].float(), torch.zeros(2, 0))
+    with pytest.raises(ConfigError, match="must be finite"):
+        stored(torch.tensor([[1.0, float("nan")]]), storage)
 
 
 def test_prefetch_keeps_order_and_its_bound():

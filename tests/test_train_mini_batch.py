@@ -327,18 +327,21 @@ def test_the_average_is_weighted_by_training_nodes(parts):
     trainer = gd.Trainer(config, shard, world)
     start = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     models, weights = [], []
-    steps, real = trainer.steps, trainer.steps._train_part
+    steps, make, keep = trainer.steps, trainer.steps._loader_of, trainer.steps._states.keep
 
-    def watched(data, optimizer, epoch):
+    def before(data, num_train):
         for name, value in steps.model.state_dict().items():
             assert torch.equal(value, start[name])  # every part starts from the same model
-        assert not optimizer.state
-        loss = real(data, optimizer, epoch)
-        models.append({k: v.clone() for k, v in steps.model.state_dict().items()})
-        weights.append(int(data.masks["train_mask"].sum()))
-        return loss
+        assert not trainer.optimizer.state
+        assert num_train == int(data.masks["train_mask"].sum())
+        weights.append(num_train)
+        return make(data, num_train)
 
-    steps._train_part = watched
+    def after(part, model, optimizer):
+        models.append({k: v.clone() for k, v in steps.model.state_dict().items()})
+        keep(part, model, optimizer)
+
+    steps._loader_of, steps._states.keep = before, after
     trainer.run_epoch()
     assert len(models) == 4
     for name, value in trainer.model.state_dict().items():
@@ -372,6 +375,15 @@ def test_features_in_files_are_the_same(parts, tmp_path):
     for in_files, in_memory in run_ranks(spilled, 2, parts, tmp_path):
         assert in_files == in_memory
     assert [p.name for p in tmp_path.iterdir()] == ["parts"]
+
+
+def test_parts_refuse_a_loss_that_is_a_mean(parts):
+    world = gd.World.single()
+    shard = load_shard(parts, world)
+    task = gd.make_task(shard, 0, world, loss=torch.nn.functional.cross_entropy)
+    config = gd.TrainConfig(**{**COMMON, **LOCAL, "sync": "local", "epochs": 1})
+    with pytest.raises(ConfigError, match="must be a sum over nodes"):
+        gd.Trainer(config, shard, world, task=task).run_epoch()
 
 
 def test_local_sgd_is_said_right():

@@ -25,6 +25,7 @@ __all__ = [
     "SampledRows",
     "hop_keys",
     "relabel",
+    "row_order",
     "sample_neighbors",
 ]
 
@@ -255,6 +256,20 @@ def relabel(dst: Tensor, columns: Tensor) -> Numbered:
         ValueError: `dst` repeats an id.
     """
     return Numbered(*kernels.relabel(dst.contiguous(), columns.contiguous()))
+
+
+def row_order(csr: CSR, keys: Tensor) -> Tensor:
+    """Return int64 (nnz,): entries of each row by ascending keys of their columns.
+
+    Args:
+        csr: (R, K) structure.
+        keys: int64 (K,), one for each column. Entries of equal keys stay in their order.
+
+    Raises:
+        IndexError: An index of the structure is out of range.
+    """
+    order: Tensor = kernels.row_order(csr.indptr, csr.indices, keys.contiguous())
+    return order
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

@@ -25,20 +25,20 @@ def stored(x: Tensor, storage: Storage) -> dict[str, Tensor]:
             largest value of each row and its negative.
 
     Raises:
-        ConfigError: A value is too large for fp16.
+        ConfigError: A value is not finite, or too large for fp16.
     """
     if storage == "same":
         return {"x": x}
     if storage in HALF:
         half = x.to(HALF[storage])
-        if storage == "fp16" and not bool(half.isfinite().all()):
-            raise ConfigError("features are too large for fp16: store them as bf16 or int8")
+        _check_finite(half, storage)
         return {"x": half}
     scale = torch.empty(len(x), dtype=torch.float32)
     steps = torch.empty(x.shape, dtype=torch.int8)
     for begin in range(0, len(x), ROWS_AT_ONCE):
         rows = x[begin : begin + ROWS_AT_ONCE].float()
         largest = rows.abs().amax(1) if rows.size(1) else rows.new_zeros(len(rows))
+        _check_finite(largest, storage)
         scale[begin : begin + ROWS_AT_ONCE] = largest / MOST
         step = torch.where(largest > 0, largest / MOST, 1.0).unsqueeze(1)
         steps[begin : begin + ROWS_AT_ONCE] = (rows / step).round().to(torch.int8)
@@ -52,3 +52,11 @@ def features_in(store: FeatureStore, found: Fetched, dtype: torch.dtype) -> Tens
     if "x_scale" not in store.tables:
         return store.take(found, "x", dtype)
     return store.take(found, "x").to(dtype) * store.take(found, "x_scale", dtype).unsqueeze(1)
+
+
+def _check_finite(values: Tensor, storage: str) -> None:
+    if not bool(values.isfinite().all()):
+        raise ConfigError(
+            f"features stored as {storage} must be finite there, and some are not, or are too "
+            "large for it: store them as they are (same)"
+        )

@@ -46,8 +46,8 @@ class LoaderOptions:
         bulk: Batches that are sampled and fetched in one round of messages. An epoch begins with
             smaller rounds, so that its first batch is there soon.
         ahead: Batches that may lie ready, made by a thread; 0 makes them when they are asked for.
-            -1 is 2 where something else than this process's cores works or is waited for: a GPU,
-            or other ranks. On one CPU a thread would only take time from the model's.
+            -1 is 2 where other ranks are waited for; alone a thread would only take time from the
+            model's.
         cache_bytes: Memory for rows of other ranks' features, those that batches are most likely to
             need, which then do not travel.
         topology: `parts`: each rank draws for the nodes that it owns; `shared`: every machine has
@@ -93,7 +93,7 @@ class LoaderOptions:
         """Return how many batches may lie ready."""
         if self.ahead >= 0:
             return self.ahead
-        return 0 if world.world_size == 1 and world.device.type == "cpu" else AHEAD
+        return AHEAD if world.world_size > 1 else 0
 
 
 class Gathered(NamedTuple):
@@ -120,6 +120,9 @@ class Loader(ABC, Generic[Share, Made]):
         num_neighbors: For each layer, that next to the seeds first; -1 for all neighbours.
         options: How batches are made.
 
+    Raises:
+        ConfigError: The ranks' tensors do not lie on CPUs.
+
     Attributes:
         expected_hit_rate: Share of the other ranks' rows that are expected to be kept here; NaN
             without any.
@@ -128,6 +131,11 @@ class Loader(ABC, Generic[Share, Made]):
     """
 
     def __init__(self, world: World, num_neighbors: Sequence[int], options: LoaderOptions) -> None:
+        if world.device.type != "cpu":
+            raise ConfigError(
+                f"batches are made on CPUs, and this world's tensors lie on {world.device}: make "
+                "it with device='cpu', or train on full batches"
+            )
         self.world, self.options = world, options
         self.wait_s, self.epoch = 0.0, 0
         self.expected_hit_rate = float("nan")
@@ -204,10 +212,7 @@ class Loader(ABC, Generic[Share, Made]):
                 raise
 
     def _end_early(self, items: Iterator[Made], gate: Gate) -> None:
-        """Collective. Finish, and drop, the rounds that some rank has begun.
-
-        A rank that has left by an exception does not come here in time, or hears of its own end.
-        """
+        """Collective. Finish, and drop, the rounds that some rank has begun."""
         most = torch.tensor([gate.hold()])
         try:
             self.world.transport.all_reduce(most, "max").wait()
@@ -233,9 +238,8 @@ class Loader(ABC, Generic[Share, Made]):
     def _made(self, epoch: int, gate: Gate) -> Iterator[Made]:
         """Collective. Make the batches of an epoch, some at a time."""
         shares, step, bulk = self._shares(epoch), epoch * len(self), 1
-        while some := list(islice(shares, min(bulk, self.options.bulk))):
-            if not gate.enter():
-                return
+        # The gate comes first: to find shares may be collective, and would be for nothing.
+        while gate.enter() and (some := list(islice(shares, min(bulk, self.options.bulk)))):
             yield from self._bulk(some, step)
             step, bulk = step + len(some), 2 * bulk
 

@@ -64,7 +64,6 @@ class Prefetch(Generic[Item]):
     Args:
         make: Returns the iterable; called in the thread.
         ahead: Items that may lie ready, beside the one that is being made.
-        name: Of the thread.
 
     Raises:
         Exception: On iteration, whatever the iterable raised.
@@ -75,12 +74,12 @@ class Prefetch(Generic[Item]):
         [0, 1, 2]
     """
 
-    def __init__(
-        self, make: Callable[[], Iterator[Item]], *, ahead: int, name: str = "gnn-dist-prefetch"
-    ) -> None:
+    def __init__(self, make: Callable[[], Iterator[Item]], *, ahead: int) -> None:
         self._ready: queue.Queue[Item | _End] = queue.Queue(ahead)
         self._unwanted = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(make,), name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(make,), name="gnn-dist-prefetch", daemon=True
+        )
         self._thread.start()
 
     def __iter__(self) -> Iterator[Item]:

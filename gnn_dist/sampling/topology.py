@@ -9,7 +9,7 @@ from gnn_dist.comm.transport import Transport
 from gnn_dist.errors import ConfigError
 from gnn_dist.halo.transfers import exchange_rows
 from gnn_dist.ops.csr import CSR
-from gnn_dist.ops.native import kernels
+from gnn_dist.ops.sampling import row_order
 from gnn_dist.shard.shard import Shard
 
 __all__ = ["Topology", "topology_of"]
@@ -67,11 +67,10 @@ def topology_of(shard: Shard, transport: Transport) -> Topology:
             "vertex-cut: use an edge-cut method, such as --method metis"
         )
     csr, src_id = shard.structure.csr, shard.structure.src_id
-    position = kernels.row_order(csr.indptr, csr.indices, src_id.contiguous())
-    if bool((position[1:] > position[:-1]).all()):
-        position = None
-    else:
-        csr = CSR(csr.indptr, csr.indices.index_select(0, position), csr.num_cols)
+    order = row_order(csr, src_id)
+    in_order = bool((order[1:] > order[:-1]).all())
+    if not in_order:
+        csr = CSR(csr.indptr, csr.indices.index_select(0, order), csr.num_cols)
     counts = torch.zeros(2, transport.world_size, dtype=torch.int64)
     counts[0, transport.rank], counts[1, transport.rank] = shard.num_owned, csr.nnz
     transport.all_reduce(counts).wait()
@@ -79,7 +78,7 @@ def topology_of(shard: Shard, transport: Transport) -> Topology:
     number = rank_ptr[transport.rank] + torch.arange(shard.num_owned)
     return Topology(
         csr=csr,
-        position=position,
+        position=None if in_order else order,
         node_id=shard.node_id,
         number=torch.cat([number, exchange_rows(number, shard.plan, transport)]),
         rank_ptr=rank_ptr,

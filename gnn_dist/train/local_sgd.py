@@ -26,7 +26,6 @@ from torch.optim import Optimizer
 from gnn_dist.comm.world import World
 from gnn_dist.halo.policy import HaloPolicy
 from gnn_dist.halo.transfers import exchange_rows
-from gnn_dist.nn.dropout import set_step
 from gnn_dist.nn.models import GNN
 from gnn_dist.nn.norm import BatchNorm
 from gnn_dist.ops.csr import CSR
@@ -36,15 +35,14 @@ from gnn_dist.shard.shard import Shard
 from gnn_dist.train.config import TrainConfig
 from gnn_dist.train.gradients import GradientSync
 from gnn_dist.train.halo_files import Keeper
-from gnn_dist.train.losses import node_loss
-from gnn_dist.train.mini_batch import adds_up
-from gnn_dist.train.ready import ReadySteps
+from gnn_dist.train.losses import check_adds_up, node_loss
+from gnn_dist.train.mini_batch import ReadyBatchSteps, adds_up, loader_of
 from gnn_dist.train.steps import TrainingSet
 
 __all__ = ["LocalData", "LocalSGD"]
 
 
-class LocalSGD(ReadySteps):
+class LocalSGD(ReadyBatchSteps):
     """Collective. Training of a ready model part by part. See `ReadySteps` for the arguments.
 
     Between averages the parameters are the mean of all parts' models too, for evaluation and
@@ -73,7 +71,10 @@ class LocalSGD(ReadySteps):
         for module in model.modules():
             if isinstance(module, BatchNorm):
                 module.transport = None  # statistics are of a part's batch
-        self._config, self._alone = config, alone
+        self._every = config.average_every()
+        # A part takes its share of a batch, as each of so many ranks would.
+        batch_size = -(-config.batch_size // shard.meta.num_parts)
+        self._config, self._alone = replace(config, batch_size=batch_size), alone
         self._data = LocalData.of(training, world)
         self._states = _PartStates(shard.parts, shard.meta.num_parts)
 
@@ -84,7 +85,7 @@ class LocalSGD(ReadySteps):
 
     def _train_epoch(self, optimizer: Optimizer, epoch: int) -> float:
         """Collective. Train every part by itself; return the mean loss of all seeds."""
-        averages = (epoch + 1) % self._config.average_every() == 0
+        averages = (epoch + 1) % self._every == 0
         start = _state_of(self.model)
         mean = {name: torch.zeros_like(value) for name, value in start.items()}
         loss = 0.0
@@ -94,7 +95,8 @@ class LocalSGD(ReadySteps):
             if num_train == 0:
                 continue
             self._states.resume(part, self.model, start, optimizer)
-            loss += num_train * self._train_part(data, optimizer, epoch)
+            self.loader = self._loader_of(data, num_train)
+            loss += num_train * super()._train_epoch(optimizer, epoch)
             for name, value in _state_of(self.model).items():
                 mean[name] += num_train * value
             self._states.keep(part, None if averages else self.model, optimizer)
@@ -102,24 +104,26 @@ class LocalSGD(ReadySteps):
         _load(self.model, mean)
         return total
 
-    def _train_part(self, data: Shard, optimizer: Optimizer, epoch: int) -> float:
-        """Update the parameters for each batch of a part; return the mean loss of its seeds."""
-        total, seeds = 0.0, 0
-        self.model.train()
-        for batch in _loader_of(data, self._alone, self._config).batches(epoch):
-            if batch.x is None or batch.y is None:
-                break  # refused long before
-            set_step(self.model, seed=self.seed, step=batch.step)
-            logits = self._logits(batch.x, batch.blocks)
-            every = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-            loss = node_loss(logits, batch.y, every, batch.size, loss=self.training.task.loss)
-            self.gradients.begin(loss.detach())
-            loss.backward()  # type: ignore[no-untyped-call]
-            mean = self.gradients.finish()
-            self._update(optimizer, mean, epoch)
-            total += mean * batch.size
-            seeds += batch.size
-        return total / seeds
+    def _loader_of(self, data: Shard, num_train: int) -> NodeLoader:
+        """Return what makes a part's batches, of which even a small part has one."""
+        config = self._config
+        drops = config.drop_last and num_train >= config.batch_size
+        return loader_of(
+            data,
+            data.masks["train_mask"],
+            self._alone,
+            replace(config, drop_last=drops),
+            sums=adds_up(config),
+            shares=False,
+        )
+
+    def _share(self, logits: Tensor, y: Tensor, mask: Tensor, count: int | None = None) -> Tensor:
+        """Return the loss of a part's batch; no other rank is asked."""
+        loss = self.training.task.loss
+        if not self._loss_is_known and not isinstance(loss, str):
+            check_adds_up(loss, logits[mask], y[mask])
+        self._loss_is_known = True
+        return node_loss(logits, y, mask, count or len(y), loss=loss)
 
     def _over_ranks(self, mean: dict[str, Tensor], loss: float) -> float:
         """Collective. Turn weighted sums of this rank into means of all parts, in place."""
@@ -242,25 +246,6 @@ class LocalData:
 
 def _padded(values: Tensor, num_more: int) -> Tensor:
     return torch.cat([values, values.new_zeros((num_more, *values.shape[1:]))])
-
-
-def _loader_of(data: Shard, alone: World, config: TrainConfig) -> NodeLoader:
-    batch_size = -(-config.batch_size // data.meta.num_parts)
-    return NodeLoader(
-        data,
-        alone,
-        config.fanout(),
-        batch_size=batch_size,
-        input_nodes=data.masks["train_mask"],
-        drop_last=config.drop_last and int(data.masks["train_mask"].sum()) >= batch_size,
-        replace=config.replace,
-        seed=config.seed,
-        bulk=config.bulk,
-        ahead=config.prefetch,
-        storage=config.storage,
-        sums=adds_up(config),
-        shares=False,
-    )
 
 
 def _state_of(model: GNN) -> dict[str, Tensor]:

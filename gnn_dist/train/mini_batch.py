@@ -1,6 +1,7 @@
 """Minibatch training: an update for each batch of seeds."""
 
 import inspect
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,10 @@ from gnn_dist.train.own_model import EDGE_ARGUMENTS, OwnModel
 from gnn_dist.train.ready import ReadySteps
 from gnn_dist.train.steps import Steps, TrainingSet
 
-__all__ = ["MiniBatch", "OwnMiniBatch", "adds_up"]
+__all__ = ["MiniBatch", "OwnMiniBatch", "ReadyBatchSteps", "adds_up", "loader_of"]
 
 
-class _Batches(Steps):
+class BatchSteps(Steps):
     """What minibatch training of all kinds of models shares.
 
     A batch's loss is the sum over its seeds, of all ranks, divided by their number. So parameters
@@ -43,10 +44,10 @@ class _Batches(Steps):
         """Collective. Update the parameters for each batch; return the mean loss of all seeds."""
         self.loader.counts.reset()
         total, seeds, waited = 0.0, 0, 0.0
+        self.model.train()
         for batch in self.loader.batches(epoch):
             self.meter.add(BATCH_WAIT, self.loader.wait_s - waited)
             waited = self.loader.wait_s
-            self.model.train()
             loss = self._loss(batch)
             self.gradients.begin(loss.detach())
             loss.backward()  # type: ignore[no-untyped-call]
@@ -66,26 +67,37 @@ class _Batches(Steps):
         every = torch.ones(batch.batch_size, dtype=torch.bool, device=logits.device)
         return self._share(logits, batch.y, every, batch.size)
 
+    @abstractmethod
     def _outputs_of(self, batch: Batch, x: Tensor) -> Tensor:
         """Return the model's output (k, ...) for a batch's seeds."""
-        raise NotImplementedError
 
 
-def adds_up(config: TrainConfig) -> bool:
-    """Return whether the layers of a ready model add up over in-edges."""
-    return config.model in ("gcn", "gin") or config.aggr == "sum"
+class ReadyBatchSteps(BatchSteps, ReadySteps):
+    """Minibatch training of a ready model: layers run on blocks, and draw by the batch's number."""
+
+    def _outputs_of(self, batch: Batch, x: Tensor) -> Tensor:
+        set_step(self.model, seed=self.seed, step=batch.step)
+        return self._logits(x, batch.blocks)
 
 
-def _loader_of(
-    training: TrainingSet, world: World, config: TrainConfig, **more: bool
+def loader_of(
+    shard: Shard, seeds: Tensor, world: World, config: TrainConfig, **more: bool
 ) -> NodeLoader:
-    """Collective. Return what makes a run's batches."""
+    """Collective. Return what makes a run's batches.
+
+    Args:
+        shard: What is trained on.
+        seeds: bool (n,), its training nodes.
+        world: The ranks.
+        config: How batches are made.
+        more: Further options of the loader.
+    """
     return NodeLoader(
-        training.shard,
+        shard,
         world,
         config.fanout(),
         batch_size=config.batch_size,
-        input_nodes=training.task.masks["train"],
+        input_nodes=seeds,
         drop_last=config.drop_last,
         replace=config.replace,
         seed=config.seed,
@@ -98,16 +110,16 @@ def _loader_of(
     )
 
 
-class MiniBatch(_Batches, ReadySteps):
-    """Minibatch training of a ready model, over blocks.
+def adds_up(config: TrainConfig) -> bool:
+    """Return whether the layers of a ready model add up over in-edges."""
+    return config.model in ("gcn", "gin") or config.aggr == "sum"
+
+
+class MiniBatch(ReadyBatchSteps):
+    """Minibatch training of a ready model. See `ReadySteps` for the other arguments.
 
     Args:
-        model: Takes `(features, blocks)`.
-        shard: This rank's shard, which predictions are made on.
-        world: The ranks.
-        training: What steps are made on.
         config: How batches are made.
-        gradients: How the parameters' gradients are summed; by default exactly, in one message.
     """
 
     def __init__(
@@ -129,15 +141,13 @@ class MiniBatch(_Batches, ReadySteps):
             seed=config.seed,
             gradients=gradients,
         )
-        sums = adds_up(config)
-        self.loader = _loader_of(training, world, config, sums=sums, shares=config.batch_norm)
-
-    def _outputs_of(self, batch: Batch, x: Tensor) -> Tensor:
-        set_step(self.model, seed=self.seed, step=batch.step)
-        return self._logits(x, batch.blocks)
+        seeds, sums = training.task.masks["train"], adds_up(config)
+        self.loader = loader_of(
+            training.shard, seeds, world, config, sums=sums, shares=config.batch_norm
+        )
 
 
-class OwnMiniBatch(_Batches, OwnModel):
+class OwnMiniBatch(BatchSteps, OwnModel):
     """Minibatch training of a module of the user's own, over each batch as one graph.
 
     It is called as `OwnModel` calls it, on the nodes and edges that were drawn (see `Subgraph`);
@@ -165,8 +175,9 @@ class OwnMiniBatch(_Batches, OwnModel):
         self._seed = config.seed
         self.gradients = GradientSync(model, world.transport)
         self._arguments = set(inspect.signature(model.forward).parameters) & set(EDGE_ARGUMENTS)
-        self.loader = _loader_of(
-            training, world, config, sums=False, shares=False, edge_data=bool(self._arguments)
+        seeds, has_edges = training.task.masks["train"], bool(self._arguments)
+        self.loader = loader_of(
+            training.shard, seeds, world, config, sums=False, shares=False, edge_data=has_edges
         )
 
     def _outputs_of(self, batch: Batch, x: Tensor) -> Tensor:

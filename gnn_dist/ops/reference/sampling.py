@@ -13,7 +13,7 @@ from torch import Tensor
 from gnn_dist.ops.native import operator
 from gnn_dist.ops.reference.words import row_keys, words
 
-__all__ = ["exponential", "relabel", "sample_blocks", "sample_neighbors"]
+__all__ = ["exponential", "relabel", "row_order", "sample_blocks", "sample_neighbors"]
 
 LARGEST = torch.finfo(torch.float64).max
 MASK32 = 2**32 - 1
@@ -288,3 +288,24 @@ def sample_blocks(
             out += [block_indptr, local, position]
         out.append(nodes)
     return out
+
+
+@operator(lambda indptr, indices, keys: indptr.new_empty(indices.numel()))
+def row_order(indptr: Tensor, indices: Tensor, keys: Tensor) -> Tensor:
+    """Put the entries of each row in the order of their columns' keys.
+
+    Args:
+        indptr: int64 (R + 1,).
+        indices: int32 (nnz,).
+        keys: int64 (K,), one for each column.
+
+    Returns:
+        int64 (nnz,), positions of the entries; equal keys stay in the order they had.
+
+    Raises:
+        IndexError: An index or an offset is out of range.
+    """
+    rows = torch.arange(len(indptr) - 1, device=indptr.device)
+    rows = rows.repeat_interleave(indptr.diff(), output_size=indices.numel())
+    by_key = keys[indices.long()].argsort(stable=True)
+    return by_key[rows[by_key].argsort(stable=True)]
